@@ -10,12 +10,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
-from memcalc.results.estimates import Estimate
 from memcalc.results.evidence import Evidence, FigureErrors
 from memcalc.specs.step_time import Kind, KindErrors
 
 if TYPE_CHECKING:
-    from memcalc.specs.figures import Figure
+    from memcalc.results.estimates import Estimate
+    from memcalc.specs.strict import Figure
 
 NEAR = {"fsdp2": "torchtitan"}
 """A framework that stands on another one's sharding, whose runs are the nearest where its own were not measured."""

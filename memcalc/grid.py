@@ -7,7 +7,6 @@ column broadcasts along its own axis only, so that a term costs the axes it depe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -19,13 +18,15 @@ from memcalc.formulas.bubbles import TURNED
 from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.float8 import RECIPES, Recipe
-from memcalc.frameworks.habits import Widths
 from memcalc.frameworks.megatron import narrowed
 from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterable, Sequence
+
+    from memcalc.formulas import Array
     from memcalc.frameworks.capability import Clash
+    from memcalc.frameworks.habits import Widths
     from memcalc.specs.options import SharedSettings
     from memcalc.specs.strategy import Strategy
 

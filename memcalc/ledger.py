@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,9 @@ import numpy as np
 from memcalc.sums import add_up, alike, computed, largest, total
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterable, Mapping
+
+    from memcalc.formulas import Array
     from memcalc.sums import Tree
 
 PHASES = ("forward-last", "forward", "loss", "backward-last", "backward-first", "backward-end", "step")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from memcalc.formulas import Array
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ All is integers, so that neither the order nor the blocks change a figure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from memcalc.formulas import Array
 
 AXES = 7
 BLOCK = 1 << 17

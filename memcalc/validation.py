@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,20 +24,22 @@ from memcalc.results.comparison import (
     Validation,
     ValidationSummary,
 )
-from memcalc.results.estimates import Estimate
-from memcalc.specs.figures import FIGURES
 from memcalc.specs.flat import from_flat
 from memcalc.specs.options import WORDS
 from memcalc.specs.runs import GRADES, Measured
+from memcalc.specs.strict import FIGURES
 from memcalc.throughputs import orders_of, step_ranges, throughput_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
     from memcalc.planner.job import PlanJob
+    from memcalc.results.estimates import Estimate
     from memcalc.specs.calibration import Calibration
-    from memcalc.specs.figures import Figure
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
     from memcalc.specs.runs import Run, RunsFile, Target
+    from memcalc.specs.strict import Figure
 
 _OF_A_RUN = ("id", "group", "grade", "gpu", "gpus", "rank", "source", "software")
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,12 +30,16 @@ from memcalc.convert.formats import get_format, render_config
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.convert.job import ConfigJob
 from memcalc.events import step_events
-from memcalc.frameworks.table import habits_of
+from memcalc.frameworks import habits_of
 from memcalc.probe.live.cuda_like import cuda_like
 from memcalc.specs.flat import from_flat
-from memcalc.specs.model import Model
 from memcalc.terms import ModelOnGrid, build_ledger
 from memcalc.terms.overhead import Workspaces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.specs.model import Model
 
 DECODERS = (
     "gpt2", "gpt-neox", "opt", "bloom", "falcon-7b", "falcon-40b", "llama-2", "llama-3", "smollm2", "mistral",

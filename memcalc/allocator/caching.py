@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from memcalc.allocator.expandable import ExpandablePool
 from memcalc.allocator.pools import (
     LARGE_SEGMENT,
     MIN_BLOCK,
@@ -14,6 +12,7 @@ from memcalc.allocator.pools import (
     ROUND_LARGE,
     SMALL_REQUEST,
     Device,
+    ExpandablePool,
     Pool,
     Rules,
     round_up,
@@ -21,6 +20,9 @@ from memcalc.allocator.pools import (
 )
 from memcalc.errors import InputError
 from memcalc.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 _KINDS = ("alloc", "free", "mark", "record", "sync", "empty")
 

@@ -91,7 +91,7 @@ def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
     from memcalc.differences import diff as compare
     from memcalc.report import rl_steps
     from memcalc.report.diff import TERMS, report
-    from memcalc.results.rl_steps import RlDiff
+    from memcalc.results.posttraining import RlDiff
     from memcalc.units import parse_count
 
     pictures, target = picture_targets(options, "chart"), destination(options)

@@ -80,7 +80,7 @@ def _validate(
     from memcalc.report.progress import waiting
     from memcalc.results.names import component_name
     from memcalc.runs import read_runs
-    from memcalc.specs.figures import FIGURES
+    from memcalc.specs.strict import FIGURES
 
     target, most = destination(options), None if worst is None else parse_count(worst, "worst")
     scored = next((name for name in FIGURES if figure in {name, component_name(name)}), None)

@@ -21,8 +21,7 @@ from memcalc.errors import CombinationError, InputError
 from memcalc.files import output_path, replacing, there
 
 if TYPE_CHECKING:
-    from memcalc.results.posttraining import Rl
-    from memcalc.results.rl_plans import RlPlans
+    from memcalc.results.posttraining import Rl, RlPlans
 
 PLACES = frozenset({"model", "gpu", "gpus", "node", "tp", "pp"})
 """Options of a training job that an engine has too."""
@@ -40,7 +39,7 @@ def engine() -> tuple[Shared, ...]:
 def serve(**options: Any) -> int:
     """Say whether an inference engine starts, what its cache holds, and what can be set."""
     from memcalc.report.serving import report
-    from memcalc.serving.remedies import remedies
+    from memcalc.serving import remedies
 
     target = destination(options)
     keywords = {name: value for name, value in options.items() if value is not None}

@@ -16,7 +16,7 @@ from memcalc.planner.finalists import One, unchecked_warnings
 from memcalc.planner.record import flat_options, split_options
 from memcalc.results.diff import Diff, DiffComponents, DiffCost, DiffFigures, DiffSide, DiffStep, DiffTerm
 from memcalc.results.estimates import Estimate, StepTime
-from memcalc.results.rl_steps import RlDiff
+from memcalc.results.posttraining import RlDiff
 from memcalc.specs.job import command_line, render
 
 # From one job to the other, one change after another: each step is a job of its own, estimated like any other.

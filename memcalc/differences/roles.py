@@ -22,9 +22,7 @@ from memcalc.posttraining.steps import PLACES, State, fields_between, job_of, st
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_plans import RlPlan, RlPlans
-from memcalc.results.rl_steps import RlDiff, RlStep
+from memcalc.results.posttraining import Rl, RlDiff, RlPlan, RlPlans, RlStep
 from memcalc.specs.job import JobRecord, render
 from memcalc.specs.options import WORDS
 from memcalc.specs.posttraining import RL_WORDS, TRAINING

@@ -8,7 +8,6 @@ the rank's range, as the optimizer is made).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,7 +16,9 @@ from memcalc.terms.moments import end_weights, layout_of, weight_of_block
 from memcalc.terms.tensors import block_tensors
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from memcalc.formulas import Array
     from memcalc.specs.block import Block
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.moments import RankWeight

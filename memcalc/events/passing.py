@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memcalc.events.log import COMPUTE, STREAMS, Log
-from memcalc.events.plan import in_shares, melts, weights_of
-from memcalc.events.stage import Stage
+from memcalc.events.stage import Stage, in_shares, melts, weights_of
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.buffers import dummies, has_dummies
 from memcalc.terms.moments import updated_elements
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.events.buffered import Rank
     from memcalc.ledger import Ledger, Term
     from memcalc.terms.activations import GroupActivations

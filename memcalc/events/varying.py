@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from memcalc.events.passing import PassingTerms
-from memcalc.events.plan import passes
-from memcalc.events.stage import Stage
+from memcalc.events.stage import Stage, passes
 from memcalc.events.writer import StepWriter
 from memcalc.terms.pipeline import in_flight
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from memcalc.batches import Shape
     from memcalc.events.log import Event
     from memcalc.ledger import Ledger

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from memcalc.events.log import COMPUTE, Event, Run
 from memcalc.events.passing import PassingTerms
-from memcalc.events.plan import ALTERNATING, STEPS, in_shares, passes, storage_bytes
+from memcalc.events.stage import ALTERNATING, STEPS, in_shares, passes, storage_bytes
 from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Whole
 from memcalc.ledger import ALWAYS
-from memcalc.terms.activations import GroupActivations
-from memcalc.terms.buffers import copies_reduced, held_by_replicas
+from memcalc.terms.buffers import copies_reduced, held_by_replicas, prefetches
 from memcalc.terms.frozen_first_block import unread
-from memcalc.terms.fsdp1 import prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
 from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
@@ -24,8 +21,11 @@ from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from memcalc.events.buffered import Rank
     from memcalc.ledger import Ledger
+    from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.tape import Record
 

@@ -2,13 +2,18 @@
 
 Legend: T tokens of a micro-batch on a rank, V vocabulary, h hidden, e elements a token, w bytes an element, t the
 degree that divides the tensor.
+
+Logits and what is kept of them where log-probabilities are read.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from memcalc.formulas.parameters import Number
+if TYPE_CHECKING:
+    from memcalc.formulas.parameters import Number
 
 
 def saved_bytes(elements: Number, tokens: Number, width: Number, ranks: Number = 1, keys: Number = 1) -> Number:
@@ -70,3 +75,66 @@ def fused_linear_loss_bytes(tokens: Number, vocab: Number, hidden: Number, width
     rows = -(-tokens // -(-vocab // hidden))
     chunk = np.left_shift(1, np.frexp(np.maximum(rows - 0.5, 0.5))[1])
     return (width + 4) * vocab * np.minimum(chunk, tokens) + width * tokens * hidden
+
+
+def log_prob_bytes(rows: Number, tokens: Number, vocab: Number, logit_bytes: Number) -> Number:
+    r"""Return what logits and their copies take in a pass that reads log-probabilities.
+
+    .. math:: M = r\, n\, V\, q
+
+    Parameters
+    ----------
+    rows : sequences of the micro-batch r, [1]
+    tokens : tokens of each that have logits n, [tokens]
+    vocab : vocabulary V, [1]
+    logit_bytes : bytes for each logit q, by framework and whether there are gradients, [bytes]
+
+    Returns
+    -------
+    logits and their copies M, [bytes]
+
+    Examples
+    --------
+    >>> log_prob_bytes(1, 16384, 152064, 2) / 2**30
+    4.640625
+
+    References
+    ----------
+    [1] verl, verl/utils/torch_functional.py@1dda039b, logprobs_from_logits; TRL, trl/trainer/utils.py@f2cd5771.
+
+    """
+    return rows * tokens * vocab * logit_bytes
+
+
+def tiled_log_prob_bytes(
+    tokens: Number, vocab: Number, hidden: Number, tile_tokens: Number, tile_vocab: Number, gradient_bytes: Number
+) -> Number:
+    r"""Return what a kernel holds that makes logits in tiles: a tile in 16 bits, and the gradients of head and input.
+
+    .. math:: M = 2\, \min(n, n_t)\, V_t + h\, (V g + 14\, n)
+
+    Parameters
+    ----------
+    tokens : tokens of the micro-batch n, [tokens]
+    vocab : vocabulary V, [1]
+    hidden : width of the head h, 0 where it has no gradient, [1]
+    tile_tokens : tokens of a tile :math:`n_t`, [tokens]
+    tile_vocab : entries of the vocabulary of a tile :math:`V_t`, [1]
+    gradient_bytes : an element of the head's gradient g: 4 in fp32, 2 more for its copy in 16 bits, [bytes]
+
+    Returns
+    -------
+    tile and gradients M, [bytes]
+
+    Examples
+    --------
+    >>> int(tiled_log_prob_bytes(16384, 152064, 0, 4096, 32768, 4)) >> 20
+    256
+
+    References
+    ----------
+    [1] trl/kernels/chunked_logprob.py@v1.15.0, ChunkedLogProbFunction; the 14 bytes of an element of its input: the
+        final norm's copies in fp32 and 16 bits, the shifted one, and the gradient in fp32 and 16 bits.
+
+    """
+    return 2 * np.minimum(tokens, tile_tokens) * tile_vocab + hidden * (vocab * gradient_bytes + 14 * tokens)

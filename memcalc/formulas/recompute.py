@@ -15,7 +15,7 @@ import numpy as np
 from memcalc.errors import InputError
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
 
 PARTS: dict[str, frozenset[str]] = {
     "attention": frozenset({"attention"}),

@@ -1,6 +1,99 @@
-"""Each runtime's habits as data: which terms exist, in which dtype, alive in which phase."""
+"""Each runtime's habits as data: which terms exist, in which dtype, alive in which phase; and the table of eras."""
 
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from memcalc.errors import InputError, UnknownNameError
+from memcalc.frameworks import deepspeed, fsdp, hf, litgpt, megatron, plain, torchtune
 from memcalc.frameworks.habits import Habits, Widths
-from memcalc.frameworks.table import FRAMEWORKS, grows_segments, habits_of
 
 __all__ = ["FRAMEWORKS", "Habits", "Widths", "grows_segments", "habits_of"]
+
+
+FRAMEWORKS: dict[str, tuple[tuple[str, Habits], ...]] = {
+    **fsdp.ERAS,
+    **hf.ERAS,
+    **litgpt.ERAS,
+    **torchtune.ERAS,
+    **plain.ERAS,
+    **deepspeed.ERAS,
+    **megatron.ERAS,
+}
+"""By name: the eras, oldest first, each with the version or month in which its habits began."""
+RELEASED = {"torchtitan": "2026-02"}
+"""The era of a name alone where the newest is of no release: torchtitan 0.2.2 is the last that there is, and is what
+its files are written for."""
+LAST_VERSION = 1900
+"""What is above this is a year."""
+SEGMENTS_GROW = (2023, 10)
+"""The month of PyTorch 2.1, the first with expandable segments (``c10/cuda/CUDAAllocatorConfig.cpp`` of v2.1.0)."""
+GROWING_FROM = {"hf": "4.34", "deepspeed": "0.11", "fsdp1": "2.1"}
+"""Releases of that month, of frameworks that have older ones by version; the version of FSDP 1 is PyTorch's own."""
+_ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
+
+
+@lru_cache(maxsize=256)
+def habits_of(framework: str) -> Habits:
+    """The habits of ``name`` or ``name@era``: the newest that had begun by then; of a name alone, the last release's.
+
+    An era is a version (``hf@4.46``, ``megatron@core-0.12``) or a month (``torchtitan@2024-12``, ``megatron@2021-05``).
+
+    >>> habits_of("hf@4.45").losses["standard"].upcast
+    'model'
+    """
+    name, at, era = framework.partition("@")
+    if name not in FRAMEWORKS:
+        raise UnknownNameError("framework", name, f"must be one of {', '.join(FRAMEWORKS)}", FRAMEWORKS)
+    eras = FRAMEWORKS[name]
+    if not at and name not in RELEASED:
+        return eras[-1][1]
+    requested = _order(framework, era or RELEASED[name])
+    if name == "megatron" and not requested[0] and requested[1] < LAST_VERSION:
+        allowed = f"versions of Megatron-LM are those of its core: megatron@core-{era.removeprefix('v')}"
+        raise InputError("framework", framework, allowed)
+    begun = [habits for known, habits in eras if _order(framework, _like(known, requested)) <= requested]
+    if not begun:
+        raise InputError("framework", framework, f"the oldest era modelled is {name}@{eras[0][0]}")
+    if name == "megatron":
+        _check_megatron(framework, requested)
+    return begun[-1]
+
+
+def _check_megatron(framework: str, requested: tuple[int, ...]) -> None:
+    """Refuse a month, or a version, of the time that no era of Megatron-LM has."""
+    first, after = (_order(framework, month) for month in megatron.BETWEEN)
+    if first <= requested < (_order(framework, "core-0.5") if requested[0] else after):
+        nearest = "the nearest are megatron@2022-01 and megatron@core-0.5"
+        allowed = f"no era is modelled from {' until '.join(megatron.BETWEEN)}: {nearest}"
+        raise InputError("framework", framework, allowed)
+
+
+def grows_segments(framework: str) -> bool:
+    """Whether the PyTorch of a framework's era can grow its segments (``expandable_segments``).
+
+    >>> grows_segments("hf"), grows_segments("hf@4.30"), grows_segments("megatron@2021-05")
+    (True, False, False)
+    """
+    name, at, era = framework.partition("@")
+    if not at:
+        return True
+    requested = _order(framework, era)
+    if requested[1] > LAST_VERSION:
+        return requested[1:3] >= SEGMENTS_GROW
+    return requested >= _order(framework, GROWING_FROM.get(name, "0"))
+
+
+def _like(known: str, requested: tuple[int, ...]) -> str:
+    """The beginning of an era as a month where a month was asked for and the era is named for a release."""
+    return {**hf.RELEASED, **megatron.RELEASED}.get(known, known) if requested[1] > LAST_VERSION else known
+
+
+def _order(framework: str, era: str) -> tuple[int, ...]:
+    """An era as numbers that sort by age."""
+    match = _ERA.fullmatch(era)
+    if match is None:
+        allowed = "an era is a version or a month, such as hf@4.46, torchtitan@2024-12 or megatron@core-0.12"
+        raise InputError("framework", framework, allowed)
+    return (bool(match[1]), *(int(part or 0) for part in match.groups()[1:]))

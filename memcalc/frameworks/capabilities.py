@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
+from memcalc.frameworks import habits_of
 from memcalc.frameworks.capability import (
     OFFLOADS,
     OPTIONS,
@@ -18,10 +18,11 @@ from memcalc.frameworks.capability import (
     text_of,
     values_of,
 )
-from memcalc.frameworks.table import habits_of
 from memcalc.specs.options import FIELDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.frameworks.habits import Habits
     from memcalc.specs.model import Model
     from memcalc.specs.strategy import Strategy

@@ -12,8 +12,7 @@ from memcalc.handoff.saved import dirs_of, estimate_of
 from memcalc.posttraining import rl_again
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plans, Review, SavedPlan
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_plans import RlPlans
+from memcalc.results.posttraining import Rl, RlPlans
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
 

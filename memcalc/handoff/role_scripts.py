@@ -16,7 +16,7 @@ from memcalc.api import load_model
 from memcalc.convert.formats.transformers_model import hub_named
 from memcalc.errors import CombinationError, MissingError
 from memcalc.posttraining.words import RlJob, completed
-from memcalc.serving.words import number
+from memcalc.serving.engines import number
 
 _ESTIMATORS = {"grpo": "grpo", "dapo": "grpo", "rloo": "rloo", "ppo": "gae"}
 _ROLES = "actor_rollout_ref"

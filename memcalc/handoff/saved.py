@@ -20,8 +20,7 @@ from memcalc.handoff.fallback import fallbacks
 from memcalc.planner.record import CHOSEN, with_query
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan, Plans, SavedPlan
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_plans import RlPlans
+from memcalc.results.posttraining import Rl, RlPlans
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import parse_count
 

@@ -16,7 +16,7 @@ from memcalc.terms.overhead import group_bytes
 from memcalc.timing import rates_for, step_times
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.results.estimates import StagePeak
     from memcalc.specs.hardware import GPU, Node
     from memcalc.terms import Overhead

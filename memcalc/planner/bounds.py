@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError
 from memcalc.specs.block import MixtureOfExperts
-from memcalc.terms.mixers import shapes_of
-from memcalc.terms.parameters import model_count
+from memcalc.terms.parameters import model_count, shapes_of
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Block

@@ -23,7 +23,7 @@ from memcalc.timing import Times, rates_for
 from memcalc.timing.times import resident_times, with_offload
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model

@@ -14,7 +14,7 @@ from memcalc.planner.pipelines import can_replicate
 from memcalc.specs.options import DEGREES
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.frameworks import Habits
     from memcalc.frameworks.capabilities import Capabilities
     from memcalc.grid import Grid, Layout

@@ -21,8 +21,7 @@ from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
 from memcalc.results.estimates import ExposedMessages, StepTime
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.timing import rates_for, step_times
-from memcalc.timing.exposed import exposed_by_kind
-from memcalc.timing.forecast import forecast
+from memcalc.timing.forecast import exposed_by_kind, forecast
 
 if TYPE_CHECKING:
     from memcalc.ledger import Ledger

@@ -12,8 +12,8 @@ from memcalc.grid import column
 from memcalc.specs.options import DEGREES
 
 if TYPE_CHECKING:
+    from memcalc.formulas import Array
     from memcalc.formulas.recompute import Policy
-    from memcalc.formulas.types import Array
     from memcalc.grid import Grid, Layout
 
 Value = TypeVar("Value")

@@ -32,7 +32,7 @@ from memcalc.terms.states import state_terms
 from memcalc.timing import rates_for, step_times
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid, Layout
     from memcalc.planner.request import Request
     from memcalc.specs.hardware import GPU, Node

@@ -31,7 +31,7 @@ from memcalc.planner.limit_search import LimitQuestion, LimitSearch, LimitSoluti
 from memcalc.terms.parameters import model_count
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.planner.progress import Listener
     from memcalc.results.plans import CurvePoint, Inverse, Miss

@@ -13,8 +13,7 @@ from memcalc.planner.offload_memory import capacity
 from memcalc.planner.stage_peaks import at_stage
 from memcalc.results.details import Occasion, OccasionPart
 from memcalc.terms.build import build_ledger
-from memcalc.terms.evaluation import evaluations
-from memcalc.terms.occasions import checkpoints, on_gpu, writes_together
+from memcalc.terms.occasions import checkpoints, evaluations, on_gpu, writes_together
 from memcalc.units import GIB
 
 if TYPE_CHECKING:

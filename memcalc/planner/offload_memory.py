@@ -18,7 +18,7 @@ from memcalc.terms.moments import kind_of
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
     from memcalc.specs.strategy import Strategy

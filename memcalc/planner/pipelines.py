@@ -18,7 +18,7 @@ from memcalc.terms.pipeline import VIRTUAL, group_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.frameworks import Habits
     from memcalc.grid import Grid
     from memcalc.planner.request import Request

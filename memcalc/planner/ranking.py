@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.planner.ideas import Idea
 

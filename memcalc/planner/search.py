@@ -24,7 +24,7 @@ from memcalc.terms import ModelOnGrid
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid, Layout
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model

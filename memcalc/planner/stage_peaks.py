@@ -20,7 +20,7 @@ from memcalc.units import GIB
 
 if TYPE_CHECKING:
     from memcalc.events import Rank
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.terms import ModelOnGrid, Overhead
 

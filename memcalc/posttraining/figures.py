@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc.api import estimate, load_model, single
 from memcalc.errors import MissingError, UnmodelledError
-from memcalc.posttraining.words import RlJob
-from memcalc.results.rl_plans import UpdateTime
+from memcalc.results.posttraining import UpdateTime
 from memcalc.serving import serve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memcalc.posttraining.words import RlJob
     from memcalc.results.estimates import Estimate, StepTime
     from memcalc.results.serving import Served
     from memcalc.specs.model import Model

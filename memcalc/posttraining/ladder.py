@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
 from memcalc.errors import CombinationError, InputError, MissingError
@@ -13,9 +12,12 @@ from memcalc.posttraining.answer import edits_of
 from memcalc.posttraining.figures import Figures
 from memcalc.posttraining.steps import PLACES, State, fields_between, state_of, step_of, step_samples
 from memcalc.posttraining.words import read_words
-from memcalc.results.rl_steps import RlFigures, RlLadder, RlStep
+from memcalc.results.posttraining import RlFigures, RlLadder, RlStep
 from memcalc.specs.job import render
 from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 ADAPTERS = "16"
 """The rank of the adapters that the last of the usual stages trains in the place of all weights."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memcalc.formulas.log_probs import log_prob_bytes, tiled_log_prob_bytes
-from memcalc.posttraining.figures import Trained
-from memcalc.posttraining.words import RlJob
+from memcalc.formulas.activations import log_prob_bytes, tiled_log_prob_bytes
 from memcalc.results.posttraining import RlPhase
-from memcalc.results.serving import Served
-from memcalc.specs.model import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.posttraining.figures import Trained
+    from memcalc.posttraining.words import RlJob
+    from memcalc.results.serving import Served
+    from memcalc.specs.model import Model
 
 PURE = ("bf16", "fp16")
 """Precisions without autocast, whose outputs are not cast to fp32."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
 from memcalc.api import load_model
@@ -11,11 +10,15 @@ from memcalc.errors import InputError, MissingError
 from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.posttraining.answer import answered, edits_of
 from memcalc.posttraining.search import Found, Search
-from memcalc.posttraining.space import Values
 from memcalc.posttraining.words import RlJob, ask, completed, read_words
-from memcalc.results.rl_plans import Nearest, RlPlan, RlPlans, RlRemedy
-from memcalc.serving.words import number
+from memcalc.results.posttraining import Nearest, RlPlan, RlPlans, RlRemedy
+from memcalc.serving.engines import number
 from memcalc.specs.job import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from memcalc.posttraining.search import Values
 
 TOP = 6
 """Plans that are listed."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.posttraining.answer import answered
 from memcalc.posttraining.figures import Figures, trainer_options
 from memcalc.posttraining.words import RlJob, check_engines, completed
 from memcalc.results.diff import DiffField, Value
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_steps import RlFigures, RlStep
-from memcalc.serving.words import number
+from memcalc.results.posttraining import RlFigures, RlStep
+from memcalc.serving.engines import number
 from memcalc.specs.posttraining import TRAINING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.results.posttraining import Rl
 
 PLACES = ("model", "gpu", "gpus", "node")
 """Words that say what is trained, and on what."""

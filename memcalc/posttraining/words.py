@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner.request import boolean, flag, one_of
 from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, toolkit_of
-from memcalc.serving.words import number, share
-from memcalc.specs.option import Option
+from memcalc.serving.engines import number, share
 from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memcalc.specs.option import Option
 
 MOST_RESPONSES = 100_000_000
 """Responses of a step, as sequences of a training job."""

@@ -12,7 +12,7 @@ from memcalc.report.step_time import part_name, speed, time_lines
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, in_one_row, made, said
 from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.results.names import component_name, phase_name
-from memcalc.results.rl_steps import RlStep
+from memcalc.results.posttraining import RlStep
 from memcalc.units import GIB, format_count, signed
 
 _KINDS = {"vanishes": "removed", "appears": "new"}

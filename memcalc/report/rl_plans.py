@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memcalc.report.estimate import MOODS
 from memcalc.report.tables import Block, Code, Column, Document, Line, Report, Table, facts, gib, header
-from memcalc.results.rl_plans import Nearest, RlPlan, RlPlans
+from memcalc.results.posttraining import Nearest, RlPlan, RlPlans
 from memcalc.units import format_count
 
 _COLUMNS = (

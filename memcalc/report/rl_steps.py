@@ -28,8 +28,7 @@ from memcalc.report.tables import (
     made,
     said,
 )
-from memcalc.results.rl_plans import UpdateTime
-from memcalc.results.rl_steps import RlDiff, RlFigures, RlLadder, RlStep
+from memcalc.results.posttraining import RlDiff, RlFigures, RlLadder, RlStep, UpdateTime
 from memcalc.units import GIB, format_count, signed
 
 CUT = 2

@@ -6,8 +6,7 @@ from typing import Literal
 
 from memcalc.results.estimates import Answer, Verdict, schema
 from memcalc.results.evidence import ErrorSummary
-from memcalc.specs.figures import Figure
-from memcalc.specs.strict import Frozen
+from memcalc.specs.strict import Figure, Frozen
 
 
 class RunScore(Frozen):

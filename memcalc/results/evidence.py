@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.specs.figures import Figure
 from memcalc.specs.step_time import Kind
-from memcalc.specs.strict import Frozen
+from memcalc.specs.strict import Figure, Frozen
 
 
 class ErrorSummary(Frozen):

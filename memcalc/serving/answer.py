@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from math import ceil, floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.formulas.serving import sampler_bytes
 from memcalc.results.estimates import HardwareFacts, ModelFacts, Verdict
 from memcalc.results.serving import WAITING, EngineLimits, EngineStage, Served
-from memcalc.serving.cache import logged_tokens, most_bytes, sequence_blocks
 from memcalc.serving.engines import with_release
-from memcalc.serving.stages import ACTIVATIONS, CONTEXT, GRAPHS, NON_TORCH, OTHER, WEIGHTS, EngineJob, stages_of
-from memcalc.specs.hardware import Node
+from memcalc.serving.stages import (
+    ACTIVATIONS,
+    CONTEXT,
+    GRAPHS,
+    NON_TORCH,
+    OTHER,
+    WEIGHTS,
+    EngineJob,
+    logged_tokens,
+    most_bytes,
+    sequence_blocks,
+    stages_of,
+)
 from memcalc.specs.job import render
 from memcalc.terms.parameters import model_count
 from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from memcalc.specs.hardware import Node
 
 # What can be set: the furthest value of each setting with which an engine starts and serves.
 

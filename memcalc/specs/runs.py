@@ -9,14 +9,15 @@ published (`[[publication]]`); it may also say which published runs were left ou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.specs.figures import FIGURES, Figure
-from memcalc.specs.strict import Size, Strict, Text, Texts
+from memcalc.specs.strict import FIGURES, Figure, Size, Strict, Text, Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 RateKind = Literal[
     "matmul",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from memcalc.specs.figures import Figure
-from memcalc.specs.strict import Frozen
+from memcalc.specs.strict import Figure, Frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FEWEST, SOURCES = 10, 3
 """Published runs, and documents that they were read from, below which times of what they share are not validated."""

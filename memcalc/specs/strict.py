@@ -1,8 +1,11 @@
-"""Bases of the records, and fields of those that hold measurements."""
+"""Bases of the records, and fields of those that hold measurements.
+
+The three figures that are measured.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
@@ -35,3 +38,8 @@ Size = Annotated[int, BeforeValidator(_size)]
 """Bytes, written as a number or with a unit."""
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+
+
+Figure = Literal["allocated", "reserved", "device"]
+"""What `torch.cuda.max_memory_allocated()`, `torch.cuda.max_memory_reserved()` and nvidia-smi read."""
+FIGURES: tuple[Figure, ...] = ("allocated", "reserved", "device")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
@@ -22,7 +21,9 @@ from memcalc.trace.template import Template, trace
 from memcalc.trace.working_sets import Sum, total
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Sequence
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.model import BlockGroup
     from memcalc.terms.model_on_grid import ModelOnGrid
@@ -202,7 +203,7 @@ class GroupActivations:
         by_sharding = self.census.blocks_cache.by_sharding
         if not by_sharding:
             by_sharding += groups_of(replace(self.census, grid=self.grid.ways, blocks_cache=BlockCache()))
-        return cast(GroupActivations, by_sharding[self.index])
+        return cast("GroupActivations", by_sharding[self.index])
 
     @cached_property
     def stack(self) -> Stack[GroupActivations] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -22,7 +21,9 @@ from memcalc.terms.quantised import NONE, SOURCE, Quantised, block_quantised, qu
 from memcalc.terms.tensors import Matrix, linear_layers, outside_matrices
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterable, Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.adapters import Lora
     from memcalc.specs.block import Block

@@ -5,7 +5,6 @@ Terms of what stands before the blocks of a tower, and after them where another 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,8 @@ import numpy as np
 from memcalc.grid import column
 from memcalc.ledger import KEPT, Term
 from memcalc.terms.activations import add_all, groups_of
+from memcalc.terms.buffers import FLAT
 from memcalc.terms.frozen_first_block import checkpoints_need_gradients
-from memcalc.terms.fsdp1 import FLAT
 from memcalc.terms.order import from_start
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.entry import MASK
@@ -24,8 +23,10 @@ from memcalc.trace.template import recorded, trace_entry, trace_exit
 from memcalc.trace.working_sets import total
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memcalc.formulas import Array
     from memcalc.formulas.recompute import Policy
-    from memcalc.formulas.types import Array
     from memcalc.specs.block import Attention
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from memcalc.ledger import ALWAYS, KEPT, Ledger, Term
 from memcalc.terms.activations import GroupActivations, add_all, full, groups_of, largest
 from memcalc.terms.block_boundary import between_terms, entry_terms
 from memcalc.terms.buffers import buffer_terms
-from memcalc.terms.every_k_blocks import every_terms
+from memcalc.terms.every_k_blocks import INVENTORY, every_terms, kept_terms
 from memcalc.terms.gradients import (
     block_gradient_terms,
     buffered_terms,
@@ -24,14 +23,15 @@ from memcalc.terms.gradients import (
 )
 from memcalc.terms.head import head_terms, held_terms, prediction_terms, shared_terms
 from memcalc.terms.pipeline import SPLIT, in_flight, waiting_logits
-from memcalc.terms.saved_tensors import INVENTORY, kept_terms
 from memcalc.terms.states import state_terms
 from memcalc.trace.template import recorded
 from memcalc.trace.working_sets import peaks, total
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from memcalc.formulas import Array
     from memcalc.formulas.recompute import Policy
-    from memcalc.formulas.types import Array
     from memcalc.specs.recorded import Segment
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.layers import BlockConfig

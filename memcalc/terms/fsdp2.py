@@ -10,7 +10,6 @@ foreach_reduce) and ``_fsdp_param_group.py`` (wait_for_unshard, _backward_prefet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -28,7 +27,9 @@ from memcalc.terms.head import head_templates, loss_of, over_vocabularies
 from memcalc.terms.pipeline import received, sent_on
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.terms.model_on_grid import ModelOnGrid
 
 

@@ -25,7 +25,6 @@ its parameters does, and the views' backward makes it whole).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +38,9 @@ from memcalc.terms.parameters import model_count
 from memcalc.terms.pipeline import boundary, in_flight
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.terms.model_on_grid import ModelOnGrid
 

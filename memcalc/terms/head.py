@@ -11,7 +11,6 @@ Terms of what stays alive after backward, because a training script still refers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,9 @@ from memcalc.terms.settings import COMPILED_LOSS, one_length
 from memcalc.trace.template import recorded, trace_head
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.frameworks.losses import Loss
     from memcalc.grid import Grid
     from memcalc.specs.model import Model

@@ -8,7 +8,6 @@ for NVMe.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,15 @@ from memcalc.ledger import ALWAYS, Term
 from memcalc.sums import alike, total
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.adapters import trained_parts
+from memcalc.terms.every_k_blocks import INVENTORY
 from memcalc.terms.host_zero import rounding, zero_states
 from memcalc.terms.moments import kind_of, optimizer_moments, sharded_from, updated_elements
-from memcalc.terms.saved_tensors import INVENTORY
 from memcalc.terms.states import gradient_elements, offloaded_gradients, offloaded_states, shards, weight_terms
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.sums import Tree
     from memcalc.terms.model_on_grid import ModelOnGrid

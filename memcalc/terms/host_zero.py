@@ -11,7 +11,6 @@ What the caching host allocator rounds up, and what is large enough to swap, fol
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,12 +21,14 @@ from memcalc.formulas.offload import pinned_bytes
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import trained, trained_parts
 from memcalc.terms.moments import kind_of, optimizer_moments
-from memcalc.terms.rank_tensors import tensors
 from memcalc.terms.states import weight_terms
+from memcalc.terms.tensors import tensors
 from memcalc.terms.zero import adds_in_fp32, era, largest_part, share, sub_group
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.terms.model_on_grid import ModelOnGrid
 

@@ -15,7 +15,7 @@ from memcalc.terms.settings import block_settings, gathering_settings
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.block import Block
     from memcalc.specs.model import Model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import mul
@@ -26,13 +25,15 @@ from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.terms.adapters import AdaptersOnGrid, adapter_pairs, block_pairs
-from memcalc.terms.mixers import is_biased
 from memcalc.terms.parallel_adapters import pairs_of
+from memcalc.terms.parameters import is_biased
 from memcalc.terms.tensors import TABLES, Layout, Place, Tensor, block_tensors, end_tensors, outside_matrices
 from memcalc.terms.zero import largest_part, partitions_without_zero
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.frameworks import Habits
     from memcalc.grid import Grid
     from memcalc.specs.block import Block

@@ -16,7 +16,7 @@ from memcalc.grid import AXES
 from memcalc.terms.adapters import trained
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.stages import Rows
     from memcalc.terms.model_on_grid import ModelOnGrid
 

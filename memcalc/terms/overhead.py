@@ -12,7 +12,7 @@ from memcalc.specs.hardware import VendorFigure
 from memcalc.terms.communicators import SENDING, Communicator, Groups, buffers_to, groups_of
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.frameworks import Habits
     from memcalc.grid import Grid, Layout
     from memcalc.specs.calibration import Measure

@@ -11,7 +11,6 @@ ranks or row-parallel, B column-parallel; ``GroupedExpertLinearAdapter``) and ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,7 +21,9 @@ from memcalc.formulas.optimizer_states import shard
 from memcalc.terms.tensors import Layout, Tensor, block_tensors
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterable, Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.adapters import Lora
     from memcalc.specs.block import Block

@@ -9,7 +9,6 @@ Source: DeepSpeed v0.5.10 (the same at v0.12.3 and edaa722) ``runtime/pipe/engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +27,9 @@ from memcalc.formulas.pipeline import (
 from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.terms.model_on_grid import ModelOnGrid
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -14,7 +13,9 @@ from memcalc.trace.adapters import Lora
 from memcalc.trace.layers import WIDE, BlockConfig, Narrow
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Sequence
+
+    from memcalc.formulas import Array
     from memcalc.frameworks.losses import Loss
     from memcalc.grid import Grid
     from memcalc.specs.model import Model

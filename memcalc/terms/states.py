@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,9 @@ from memcalc.terms.moments import (
 from memcalc.terms.tensors import block_matrices
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.block import Block
     from memcalc.terms.model_on_grid import ModelOnGrid

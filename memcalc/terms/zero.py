@@ -5,7 +5,6 @@ What ZeRO's stage 3 holds of the whole weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +15,12 @@ from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
 from memcalc.terms.adapters import trained
 from memcalc.terms.head import over_vocabularies
 from memcalc.terms.parameters import model_count
-from memcalc.terms.rank_tensors import largest_group
+from memcalc.terms.tensors import largest_group
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterator
+
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.terms.model_on_grid import ModelOnGrid
 

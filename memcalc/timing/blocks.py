@@ -3,6 +3,8 @@
 Matrix products follow from the block's matrices. Traffic and launches are read from the same symbolic execution as
 memory: each tensor that is allocated is written once by one kernel, so that what a policy runs again, what a compiler
 fuses and what adapters add is counted where the operators stand.
+
+Memory traffic of turning a quantised base into 16 bits, for each product anew.
 """
 
 from __future__ import annotations
@@ -14,25 +16,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import flops as fl
-from memcalc.formulas.kernels import attention_backward_flops, matmul_bytes
+from memcalc.formulas.flops import attention_backward_flops, matmul_bytes
+from memcalc.formulas.quantization import dequantisation_bytes
 from memcalc.terms.adapters import Pair, block_pairs
-from memcalc.terms.mixers import mixing_flops
 from memcalc.terms.model_on_grid import local_experts
 from memcalc.terms.parallel_adapters import adapted_tensors
-from memcalc.terms.quantised import quantised_layers
+from memcalc.terms.parameters import mixing_flops
+from memcalc.terms.quantised import matrix_bytes, quantised_layers
 from memcalc.terms.settings import is_reentrant
 from memcalc.terms.tensors import Matrix, block_matrices, linear_layers
-from memcalc.timing.dequantisation import FORWARD, STEP, dequantised_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memcalc.formulas import Array
     from memcalc.formulas.recompute import Policy
-    from memcalc.formulas.types import Array
     from memcalc.grid import Grid
     from memcalc.specs.adapters import Lora
     from memcalc.specs.recorded import Segment
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.tensors import Tensor
     from memcalc.trace.layers import BlockConfig
+
 
 ROW_PARALLEL = ("o", "down")
 ATTENTION = ("q", "k", "v", "qkv", "o", "q_a", "q_b", "kv_a", "kv_b", "mixer_in", "mixer_out")
@@ -334,3 +339,24 @@ class BlockWork:
             axis=3,
         )
         return number * np.maximum(each, 0)
+
+
+FORWARD, STEP = 1, 2
+"""Products with a frozen weight: in forward; in forward and for the input's gradient."""
+
+
+def dequantised_bytes(matrices: Iterable[Matrix], setting: BlockConfig, group: int, products: int) -> int:
+    """Return the traffic of some products of each matrix in all its copies [bytes]; ``group`` is that of GPTQ.
+
+    Source: bitsandbytes 0.43.3 autograd/_functions.py: ``MatMul4Bit`` dequantises in forward and in backward,
+    ``MatMul8bitLt`` multiplies 8-bit integers in forward; AutoGPTQ 0.7.1 nn_modules/triton_utils/dequant.py.
+    """
+    wanted = products - (setting.quantize == "int8")
+    return sum(wanted * m.count * _once(m, setting, group) for m in matrices if setting.quantises(m.target))
+
+
+def _once(matrix: Matrix, setting: BlockConfig, group: int) -> int:
+    stored = sum(matrix_bytes(matrix.inputs, matrix.outputs, setting.quantize, group))
+    casts = (setting.quantize == "int8") + setting.quantised_from_half
+    double = setting.quantize == "nf4-dq"
+    return int(dequantisation_bytes(stored, matrix.inputs * matrix.outputs, double, casts))

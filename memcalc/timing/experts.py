@@ -3,6 +3,8 @@
 An all-to-all sends one copy for each expert a token goes to, over the link in its node and over the one network adapter
 of its GPU. DeepEP and HybridEP send one copy a node, and from there one a rank. Sources: DeepEP ``README.md``; the
 Megatron-Core MoE report, arXiv:2603.07685, table 7.
+
+Which ranks of a group share a node.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.specs.block import MixtureOfExperts
-from memcalc.timing.groups import in_node
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
     from memcalc.timing.blocks import BlockWork
+
 
 ONE_COPY_A_NODE = 0.25
 """Share of the shorter of the two ways that the longer does not hide, where a copy travels both (DeepEP, HybridEP)."""
@@ -107,3 +109,8 @@ def _copies(grid: Grid, block: BlockWork, experts: MixtureOfExperts, ranks: Arra
     groups = experts.n_group, experts.topk_group
     near = sent * distinct_targets(topk, ranks, *groups) * (ranks - 1) / ranks
     return near, sent * distinct_targets(topk, nodes, *groups) * (nodes - 1) / nodes
+
+
+def in_node(grid: Grid, node: Node, ranks: Array, stride: Array) -> Array:
+    """Ranks of a group that share a node, where neighbours of the group are ``stride`` ranks apart."""
+    return np.maximum(np.minimum(ranks, node.gpus // np.minimum(stride, node.gpus)), 1) + 0 * grid.degree("tp")

@@ -15,11 +15,10 @@ from memcalc.formulas import communication as comm
 from memcalc.terms.adapters import trained
 from memcalc.terms.parallel_adapters import adapted_tensors
 from memcalc.terms.zero import prefetched
-from memcalc.timing.experts import exchanges
-from memcalc.timing.groups import in_node
+from memcalc.timing.experts import exchanges, in_node
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
     from memcalc.terms import ModelOnGrid

@@ -13,7 +13,7 @@ from memcalc.grid import column
 from memcalc.terms.settings import COMPILED_BLOCKS
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.frameworks.float8 import Recipe
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import flops as fl
-from memcalc.formulas.kernels import matmul_bytes
+from memcalc.formulas.flops import matmul_bytes
 from memcalc.grid import column
 from memcalc.specs.strategy import SCHEDULES
 from memcalc.terms.activations import groups_of
@@ -19,12 +19,11 @@ from memcalc.terms.adapters import trained
 from memcalc.terms.head import over_vocabularies
 from memcalc.terms.moments import kind_of, optimizer_moments, update_traffic, updated_elements
 from memcalc.terms.tensors import outside_matrices
-from memcalc.timing.blocks import BlockWork, recorded_flops
-from memcalc.timing.dequantisation import STEP, dequantised_bytes
+from memcalc.timing.blocks import STEP, BlockWork, dequantised_bytes, recorded_flops
 from memcalc.timing.messages import Messages, messages_of
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
     from memcalc.terms import ModelOnGrid

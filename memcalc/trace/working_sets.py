@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +9,9 @@ import numpy as np
 from memcalc.trace.tape import Record, Shard, Unit
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterable, Sequence
+
+    from memcalc.formulas import Array
 
 
 Key = tuple[Unit, Shard, bool]

@@ -18,8 +18,7 @@ from memcalc.report.page import live
 from memcalc.report.page.roles import role_difference, role_notes, role_parts, role_plans, role_terms
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plans
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_steps import RlDiff
+from memcalc.results.posttraining import Rl, RlDiff
 from memcalc.specs.job import JobRecord
 from memcalc.specs.options import SEARCHED
 from memcalc.ui.link import LinkedJob, link_of, parse_link

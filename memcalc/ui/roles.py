@@ -10,8 +10,7 @@ from memcalc.posttraining.frameworks import RECIPES, TOOLKITS
 from memcalc.posttraining.plans import plan_rl
 from memcalc.posttraining.steps import PLACES
 from memcalc.posttraining.words import OFFLINE_ALONE
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_plans import RlPlans
+from memcalc.results.posttraining import Rl, RlPlans
 from memcalc.specs.options import COMMAND_LINE
 from memcalc.specs.posttraining import RL_WORDS, TRAINING
 from memcalc.ui.link import LinkedJob

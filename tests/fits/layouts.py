@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fits.orders import FIRST, LEAST, Order
 from fits.step_time import Fit, shipped
 from fits.throughput import Job, built, layout_runs, reason_out
-from memcalc.formulas.types import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memcalc.formulas import Array
 
 
 @dataclass(frozen=True)

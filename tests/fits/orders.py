@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fits.throughput import APART
-from memcalc.formulas.types import Array
+
+if TYPE_CHECKING:
+    from memcalc.formulas import Array
 
 LEAST = 3
 """Layouts of a sweep from which on their order says something."""

@@ -16,20 +16,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fits.reserve import alike, quantile
 from fits.throughput import Job, built
-from memcalc.formulas.types import Array
 from memcalc.runs import read_unfitted
 from memcalc.specs.step_time import StepTimeTable, Support
 from memcalc.timing.forecast import OUTSIDE, UNFITTED, doubts_of, kinds_of, traits_of
 from memcalc.timing.rates import Constants, hardware_of, rates_by
 from memcalc.timing.times import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memcalc.formulas import Array
 
 COVERAGE = 0.9
 LOW, HIGH = (1 - COVERAGE) / 2, (1 + COVERAGE) / 2

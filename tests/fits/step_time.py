@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,13 +21,17 @@ from fits.orders import FIRST, LEAST, Order
 from fits.ranges import Ranges, Sample, table, unfitted
 from fits.throughput import Job, comparable, jobs, layout_only, layout_runs
 from memcalc import catalog
-from memcalc.formulas.types import Array
 from memcalc.probe.calibrate.times import Stack, along
 from memcalc.runs import read_runs
 from memcalc.specs.step_time import StepTimeTable
 from memcalc.timing.rates import GIVEN as BY_STACK
 from memcalc.timing.rates import Rates, attention_share, factors_of, given_by, scopes_of
 from memcalc.timing.times import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memcalc.formulas import Array
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
 ROUNDING = 0.03

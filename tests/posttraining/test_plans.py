@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,8 +14,9 @@ import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import InputError, MissingError
 from memcalc.posttraining.frameworks import TOOLKITS
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_plans import RlPlans
+
+if TYPE_CHECKING:
+    from memcalc.results.posttraining import Rl, RlPlans
 
 GRPO: dict[str, Any] = {
     "algorithm": "grpo", "framework": "verl", "model": "qwen2.5-7b", "gpu": "h100", "gpus": 4, "prompt": 1024,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -15,9 +14,13 @@ import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import InputError
 from memcalc.report.charts.rl_steps import chart
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_steps import RlDiff, RlStep
+from memcalc.results.posttraining import RlDiff, RlStep
 from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from memcalc.results.posttraining import Rl
 
 JOB: dict[str, Any] = {
     "algorithm": "grpo", "framework": "trl", "model": "qwen2.5-7b", "gpu": "h100", "gpus": 4, "prompt": 1024,

@@ -7,8 +7,7 @@ Defaults are those of TRL 1.10 (trainer/grpo_config.py, dpo_config.py, rloo_conf
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,8 +19,10 @@ from memcalc.preflight import check, check_estimate
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
-from memcalc.results.posttraining import Rl
-from memcalc.results.rl_steps import RlDiff
+from memcalc.results.posttraining import Rl, RlDiff
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GRPO = """\
 model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct

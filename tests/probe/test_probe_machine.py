@@ -8,9 +8,8 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,10 +26,13 @@ from memcalc.events import step_events
 from memcalc.probe.live import machine, ranks, rates
 from memcalc.probe.live.machine import SCENES, Seen, differences, played, sizes, watch
 from memcalc.probe.live.rates import sizes_of
-from memcalc.probe.measure.machine import CPU, CUDA, machine_jobs
+from memcalc.probe.measure.planning import CPU, CUDA, machine_jobs
 from memcalc.specs.runs import Communicator, Probe, Rate, Run
 from memcalc.units import KIB, MIB
 from memcalc.validation import job_of, predict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 PROBE = {"id": "p", "gpu": "h100", "name": "a GPU", "date": "2026-01-02", "torch": "2.13.0", "memcalc": "0"}
 

@@ -9,9 +9,8 @@ import random
 import re
 import struct
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,13 +22,15 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, FileError, MemcalcError, MissingError
-from memcalc.probe.triage.causes import CAUSES
 from memcalc.probe.triage.frames import Frame, read_stack
 from memcalc.probe.triage.logs import read_log
-from memcalc.probe.triage.message_causes import causes_of, other_processes, outside_of
+from memcalc.probe.triage.message_causes import CAUSES, causes_of, other_processes, outside_of
 from memcalc.probe.triage.plain_pickle import PlainPickleError, load_plain
 from memcalc.results.triage import Triage
 from memcalc.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB, GIB = 1 << 20, 1 << 30

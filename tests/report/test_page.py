@@ -7,10 +7,9 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from colours import contrast
@@ -24,13 +23,17 @@ from memcalc.evidence import errors_by_kind, evidence_for, kind_of
 from memcalc.handoff.review import review_of
 from memcalc.report.page import markup, page_of
 from memcalc.report.palette import INK, MOODS, SERIES
-from memcalc.results.estimates import Estimate
 from memcalc.results.names import component_name
-from memcalc.results.plans import Plans
 from memcalc.runs import read_runs
-from memcalc.specs.figures import FIGURES
 from memcalc.specs.step_time import KindErrors
+from memcalc.specs.strict import FIGURES
 from memcalc.validation import Presets, predict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memcalc.results.estimates import Estimate
+    from memcalc.results.plans import Plans
 
 JOB = {"model": "gpt2", "gpu": "rtx-4090", "gpus": 4, "global_batch": 512}
 PINNED = {"precision": "bf16-mixed", "recompute": "none/full", "tp": 1, "cp": 1, "pp": 1}

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc.cli.app import app
-from memcalc.serving.remedies import remedies
+from memcalc.serving import remedies
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import InputError, MissingError
 from memcalc.formulas import serving as f
-from memcalc.serving.cache import groups_of
-from memcalc.serving.stages import stage_layers
+from memcalc.serving.stages import groups_of, stage_layers
 from memcalc.specs.block import Attention, Block, Mlp
 from memcalc.terms.parameters import model_count
 from memcalc.units import GIB

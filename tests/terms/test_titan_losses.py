@@ -8,7 +8,7 @@ import pytest
 
 import memcalc
 from memcalc import catalog
-from memcalc.frameworks.table import habits_of
+from memcalc.frameworks import habits_of
 from memcalc.specs.block import Norm
 from memcalc.specs.model import Tail
 from memcalc.trace.layers import BlockConfig

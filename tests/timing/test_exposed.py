@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memcalc import api, catalog
 from memcalc.errors import InputError, MissingError
 from memcalc.results.estimates import ExposedMessages, StepTime
-from memcalc.timing.exposed import KINDS
+from memcalc.timing.forecast import KINDS
 
 WORDS: dict[str, Any] = {"model": "llama-2-7b", "gpu": "h100", "seq_len": 4096, "micro_batch": 1, "global_batch": 64}
 

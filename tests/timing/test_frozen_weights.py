@@ -11,7 +11,7 @@ from memcalc import api, catalog
 from memcalc.formulas import quantization as quant
 from memcalc.specs.options import SharedSettings
 from memcalc.terms.tensors import block_matrices
-from memcalc.timing.dequantisation import FORWARD, STEP, dequantised_bytes
+from memcalc.timing.blocks import FORWARD, STEP, dequantised_bytes
 from memcalc.timing.forecast import model_flops_per_token
 from memcalc.timing.work import work_of
 from memcalc.trace.layers import BlockConfig

@@ -8,7 +8,7 @@ import pytest
 from memcalc import api, catalog
 from memcalc.terms import ModelOnGrid
 from memcalc.timing import rates_for, step_times
-from memcalc.timing.offload import moved_activations, optimizer_seconds
+from memcalc.timing.times import moved_activations, optimizer_seconds
 
 
 def host_seconds(gpus: int, **figures: float) -> float:

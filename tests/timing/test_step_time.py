@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,13 +14,15 @@ from fits import step_time
 from fits.throughput import job_of, layout_runs
 
 from memcalc import api, catalog, validation
-from memcalc.formulas.types import Array
 from memcalc.grid import Grid, Layout
 from memcalc.runs import read_runs
 from memcalc.specs.options import SharedSettings
 from memcalc.terms import ModelOnGrid
 from memcalc.timing import Times, rates_for, step_times
 from memcalc.timing.forecast import forecast
+
+if TYPE_CHECKING:
+    from memcalc.formulas import Array
 
 LEFT_OUT = {
     "Hagemann 2023": 0.06, "NVIDIA DGX Cloud": 0.06, "Megatron-Bridge": 0.10, "fms-fsdp": 0.08, "InternEvo": 0.04,

@@ -12,7 +12,7 @@ import pytest
 import memcalc
 from memcalc.posttraining.frameworks import RECIPES
 from memcalc.report.palette import ROLES
-from memcalc.results.rl_steps import RlDiff
+from memcalc.results.posttraining import RlDiff
 from memcalc.ui.answers import reply
 from memcalc.ui.link import link_of, parse_link
 from memcalc.ui.roles import words_of

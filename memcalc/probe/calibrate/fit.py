@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +11,27 @@ from memcalc import catalog, validation
 from memcalc._version import __version__
 from memcalc.errors import MemcalcError, MissingError
 from memcalc.journal import Listener, Progress
-from memcalc.probe.calibrate import operations, overheads, reserves, structure
+from memcalc.probe.calibrate import overheads, reserves, structure
 from memcalc.probe.calibrate.rows import Row, check, counted, gpu_of, listed, predicted, split
-from memcalc.probe.calibrate.times import FEWEST, TimedJob, TimeFit, priors_of, timed_job
+from memcalc.probe.calibrate.times import (
+    FEWEST,
+    TimedJob,
+    TimeFit,
+    constants_of,
+    priors_of,
+    priors_with,
+    timed_job,
+    unused_timings,
+)
 from memcalc.results.probe import Calibrated, CalibratedFigure
 from memcalc.specs.calibration import Calibration, FittedConstant, Gain, Left, Residual
 from memcalc.terms.overhead import figure_of, sizes_of, workspaces_of
 from memcalc.toml_text import array_of_tables, pairs
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from memcalc.formulas import Array
     from memcalc.specs.hardware import GPU
     from memcalc.specs.runs import Run, RunsFile
 
@@ -237,8 +247,8 @@ def _reserve(result: _FitResult, fitting: Sequence[Row], held_back: Sequence[Row
 
 def _times(result: _FitResult, fitting: Sequence[Row], held_back: Sequence[Row]) -> None:
     """The constants of the step-time model."""
-    timed = operations.constants_of(result.runs, result.gpu)
-    result.notes += operations.unused(result.runs, result.gpu)
+    timed = constants_of(result.runs, result.gpu)
+    result.notes += unused_timings(result.runs, result.gpu)
     jobs = [_timed(part, result) for part in (fitting, held_back)]
     counts = [len(part) for part in jobs]
     if counts[0] < FEWEST or counts[1] < JUDGES:
@@ -251,7 +261,7 @@ def _times(result: _FitResult, fitting: Sequence[Row], held_back: Sequence[Row])
         else:
             result.leave("step time", too_few)
         return
-    priors = operations.priors_with(priors_of(result.gpu), timed)
+    priors = priors_with(priors_of(result.gpu), timed)
     solver = TimeFit([job for _, job in jobs[0]], [row.family for row, _ in jobs[0]], priors)
     constants = [*solver.fit()]
     fitted = {(constant.name, constant.of) for constant in constants}

@@ -14,9 +14,9 @@ from memcalc.specs.calibration import FittedReserve, Gain, Left
 if TYPE_CHECKING:
     from memcalc.probe.calibrate.rows import Row
     from memcalc.results.estimates import Estimate
-    from memcalc.specs.figures import Figure
     from memcalc.specs.runs import Run
     from memcalc.specs.step_time import Reserve
+    from memcalc.specs.strict import Figure
 
 COVERAGE = 0.95
 FEWEST = 20

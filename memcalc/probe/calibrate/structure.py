@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,9 @@ from memcalc.probe.measure.records import PHASES
 from memcalc.specs.calibration import Residual
 
 if TYPE_CHECKING:
-    from memcalc.formulas.types import Array
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from memcalc.formulas import Array
     from memcalc.validation import Presets
 
 TOLERANCE = {"allocated": 0.03, "phase": 0.05, "step time": 0.15}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -13,11 +12,13 @@ from memcalc._version import __version__
 from memcalc.errors import InputError
 from memcalc.probe.measure.planning import Planned, Target, run_without_figures
 from memcalc.results.probe import ProbedJob, ProbeFigure
-from memcalc.specs.figures import FIGURES
 from memcalc.specs.runs import Communicator, LeftOut, Probe, Rate, Run, RunsFile
+from memcalc.specs.strict import FIGURES
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from memcalc.results.estimates import Estimate
 
 Result = dict[str, Any]

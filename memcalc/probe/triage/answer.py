@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
 from memcalc.errors import FileError, MemcalcError, MissingError
 from memcalc.files import regular, there
-from memcalc.probe.triage.causes import cause, ranked, shown
 from memcalc.probe.triage.engine_lines import engine_failed, is_engine_log
 from memcalc.probe.triage.frames import read_stack, site_of
 from memcalc.probe.triage.job import TriageJob, changes_of, comparison_of, job_of, verdict_of
 from memcalc.probe.triage.logs import Figures, OomEvent, read_log
-from memcalc.probe.triage.message_causes import causes_of, other_processes, outside_of
+from memcalc.probe.triage.message_causes import cause, causes_of, other_processes, outside_of, ranked, shown
 from memcalc.probe.triage.plain_pickle import looks_like_pickle
 from memcalc.probe.triage.snapshot import LARGEST_SNAPSHOT, read_snapshot
 from memcalc.probe.triage.snapshot_causes import SnapshotEvidence, evidence_of
-from memcalc.results.serving import EngineLog
 from memcalc.results.triage import GpuProcess, Triage, TriageCause, TriageFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from memcalc.results.serving import EngineLog
 
 LARGEST_LOG = 256 << 20
 """Bytes of a log."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc import api
 from memcalc.errors import CombinationError, MemcalcError, MissingError
 from memcalc.frameworks.capabilities import own_code
-from memcalc.probe.triage.causes import CAUSES
-from memcalc.results.estimates import Estimate
+from memcalc.probe.triage.message_causes import CAUSES
 from memcalc.results.names import phase_name
 from memcalc.results.triage import TriageCause, TriageChange, TriageComparison, TriageShare
 from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from memcalc.results.estimates import Estimate
 
 _GENERAL = (
     ("micro_batch", ""),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.allocator import replay
 from memcalc.probe.triage.categories import CATEGORIES, KNOWN_BY, category_codes, growth_of, stack_contexts, steps_of
-from memcalc.probe.triage.causes import cause, shown
 from memcalc.probe.triage.frames import StackContext, site_of
 from memcalc.probe.triage.logs import Figures
-from memcalc.probe.triage.message_causes import holes_cause, stack_causes
+from memcalc.probe.triage.message_causes import cause, holes_cause, shown, stack_causes
 from memcalc.probe.triage.snapshot import Bools, Ints, Lifetimes, Snapshot, lifetimes_of
 from memcalc.results.triage import Confidence, TriageCause, TriageGrowth, TriageMemory, TriageShare, TriageSite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What lies free between live blocks, and what a replay of the trace with expandable segments would reserve.
 

@@ -12,7 +12,7 @@ from memcalc.report.palette import MOODS as SHADES
 from memcalc.report.palette import ROLES
 from memcalc.report.rl_steps import headline, ladder_head, roles_at, stage_label
 from memcalc.report.tables import gib
-from memcalc.results.rl_steps import RlDiff, RlFigures, RlLadder
+from memcalc.results.posttraining import RlDiff, RlFigures, RlLadder
 from memcalc.units import GIB
 
 if TYPE_CHECKING:

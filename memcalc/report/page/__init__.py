@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from memcalc.results.estimates import Estimate
     from memcalc.results.plans import Plans, Review, SavedPlan
-    from memcalc.results.posttraining import Rl
-    from memcalc.results.rl_plans import RlPlans
+    from memcalc.results.posttraining import Rl, RlPlans
     from memcalc.specs.model import Model
 
 
@@ -36,8 +35,7 @@ def page(
     """
     from memcalc.handoff.review import review_of, roles_of
     from memcalc.report.page.roles import role_page
-    from memcalc.results.posttraining import Rl
-    from memcalc.results.rl_plans import RlPlans
+    from memcalc.results.posttraining import Rl, RlPlans
 
     if isinstance(answer, Rl | RlPlans):
         return role_page(*roles_of(answer, rank), title=title, note=note)

@@ -14,9 +14,7 @@ from memcalc.report.page.live import plain_table
 from memcalc.report.page.markup import Html, begun, code, el, facts, join, section
 from memcalc.report.posttraining import head_of, roles_in
 from memcalc.report.tables import Line, Table, gib, percent
-from memcalc.results.posttraining import Rl, RlPhase
-from memcalc.results.rl_plans import RlPlan, RlPlans, RlRemedy
-from memcalc.results.rl_steps import RlDiff
+from memcalc.results.posttraining import Rl, RlDiff, RlPhase, RlPlan, RlPlans, RlRemedy
 from memcalc.specs.job import JobRecord, command_line
 
 Linking = Callable[[JobRecord], str]
