@@ -350,6 +350,7 @@ def test_dpo_of_openrlhf(tmp_path: Path) -> None:
         ),
         ("run.sh", OPENRLHF.replace("--train.colocate_all ", ""), "gives each role GPUs of its own"),
         ("run.sh", OPENRLHF.replace("--ds.zero_stage", "--zero_stage"), "an argument of OpenRLHF before 0.11"),
+        ("run.sh", VERL.replace("path=$MODEL", "path=$WHERE/x"), "model.path is 'WHERE', known only at run time"),
         ("run.sh", VERL.replace("max_prompt_length=1024", "max_prompt_length=$LONGEST"), "--set rl.prompt=…"),
     ],
 )

@@ -255,10 +255,11 @@ _PASS = 16384
 
 def _trained(reader: ConfigReader) -> None:
     """How the policy is kept and trained."""
-    if model := reader.text(key := f"{_MODEL}.path"):
+    variable = reader.document.unknown.get(split_key(key := f"{_MODEL}.path"), "")
+    if model := reader.text(key):
         reader.set("model", model, key)
     else:  # its default is a folder of the authors' home
-        reader.ask("model", key, "-", "is not set")
+        reader.ask("model", key, variable or "-", "" if variable else "is not set")
     reader.set("rl.trainer", reader.one_of(f"{_ACTOR}.strategy", _TRAINERS, "fsdp1"), f"{_ACTOR}.strategy")
     key = f"{_MODEL}.enable_gradient_checkpointing"
     reader.set("recompute", "full" if reader.flag(key, True) else "none", key)
