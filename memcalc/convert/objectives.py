@@ -82,11 +82,11 @@ def refuse_method(where: str, method: str, evidence: str) -> None:
         )
 
 
-def refuse_task(where: str, task: str) -> None:
-    """Refuse a task of ms-swift whose head is no language model's; nothing for `causal_lm`."""
+def refuse_task(where: str, task: str, evidence: str = "task_type") -> None:
+    """Refuse a task whose head is no language model's, of which ``evidence`` tells; nothing for `causal_lm`."""
     if task in _TABLES["tasks"]:
         raise ObjectiveError(
-            f"{where} trains {task} (task_type), which {_TABLES['tasks'][task]}: memcalc {SUPERVISED}."
+            f"{where} trains {task} ({evidence}), which {_TABLES['tasks'][task]}: memcalc {SUPERVISED}."
         )
 
 

@@ -185,6 +185,7 @@ def test_a_yaml_of_swift(tmp_path: Path) -> None:
         ("f.yaml", f"{FACTORY}stage: dpo\nref_model: other\n", "a reference model of its own (ref_model other)"),
         ("f.yaml", f"{FACTORY}stage: dpo\nfinetuning_type: full\nref_model: other\n", "the policy's first weights"),
         ("f.yaml", f"{FACTORY}stage: ppo\nreward_model: x\n", "whose answers Transformers generates"),
+        ("a.yaml", f"{AXOLOTL}model_type: AutoModelForSequenceClassification\n", "a classifier in the head's place"),
         ("s.sh", f"{SWIFT}--tuner_type full --ref_model other", "a reference model of its own"),
         ("s.sh", f"{SWIFT}{ONLINE}--reward_model one two", "has 2 reward models"),
         ("s.sh", f"{SWIFT}--rlhf_type gkd", "trains by GKD"),

@@ -24,6 +24,8 @@ from memcalc.convert.formats.tuning import (
     set_optimizer,
     set_stored,
 )
+from memcalc.convert.objectives import refuse_task
+from memcalc.errors import cut
 
 KEYS = key_table("axolotl")
 KNOWN = ("harmless", "not_modelled", "not_counted", "degrees", "lora_kernels", "liger")
@@ -44,6 +46,9 @@ _OLD_ATTENTION = {
 def read(document: Document) -> Config:
     """Return what an axolotl config says of a job."""
     reader = ConfigReader(document, "axolotl", "axolotl 0.18")
+    kind = reader.text("model_type")  # loaders/model.py: the class of Transformers that loads it
+    if kind.endswith("Classification") and not (reader.has("reward_model") or reader.has("process_reward_model")):
+        refuse_task(document.path.name, "seq_cls", f"model_type {cut(kind)}")
     reader.set("engine", "trainer", "base_model")
     reader.set("model", reader.text("base_model"), "base_model")
     reader.set("strategy.expandable_segments", True, "PYTORCH_ALLOC_CONF")
@@ -271,6 +276,10 @@ def _attention(reader: ConfigReader, adapter: str, sharded: bool) -> None:
 def _kernels(reader: ConfigReader, adapter: str) -> None:
     """What plugins replace, and the adapters' own kernels, which axolotl turns on by itself."""
     plugins = " ".join(map(str, reader.items("plugins"))).lower()
+    if "spectrumplugin" in plugins and not adapter:
+        says = "layers below the share of the best are frozen; all are estimated as trained"
+        key = "spectrum_top_fraction" if reader.has("spectrum_top_fraction") else "plugins"
+        reader.note("warning", "MC002", key, f"{key} changes memory but is not counted: {says}")
     liger = "ligerplugin" in plugins
     fused = {key.removeprefix("liger_"): bool(reader.flag(key)) and liger for key in KEYS.lists["liger"]}
     if fused["rms_norm"] and fused["rope"]:

@@ -213,7 +213,8 @@ def _check_objective(launch: Launch, name: str) -> None:
     form = format_of(launch)
     if form in ("verl", "openrlhf", "nemo_rl"):
         return
-    refuse_library(name, launch.script)
+    nanotron = launch.script.endswith("run_train.py") and "config_file" in flags_of(launch.arguments)
+    refuse_library(name, "nanotron.run_train" if nanotron else launch.script)
     refuse_pictures(name, launch.script)
     method = method_of_script(recipe_of(launch))
     if launch.launcher not in ("axolotl", "litgpt", "swift", "megatron") and not _by_trl(form, method):

@@ -138,6 +138,10 @@ def test_without_flash_attention_full_training_keeps_parts_in_fp32() -> None:
     text = "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 1\n"
     assert finetuning.codes(finetuning.read_text(text)) == [("MC002", "adapter")]
     assert not finetuning.read_text(text + "flash_attention: true\n").findings
+    part = (
+        "flash_attention: true\nplugins: [axolotl.integrations.spectrum.SpectrumPlugin]\nspectrum_top_fraction: 0.3\n"
+    )
+    assert finetuning.codes(finetuning.read_text(text + part)) == [("MC002", "spectrum_top_fraction")]
     assert not finetuning.read_text(text + "adapter: lora\nlora_r: 8\nlora_target_linear: true\n").findings
 
 

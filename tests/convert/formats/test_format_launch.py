@@ -533,6 +533,11 @@ def test_a_policy_beside_an_engine_is_no_pretraining() -> None:
         of(f"ray job submit -- python3 train.py {flags} --rollout-batch-size 32 --advantage-estimator grpo")
 
 
+def test_a_training_of_nanotron_is_declined_by_name() -> None:
+    with pytest.raises(ObjectiveError, match="starts nanotron"):
+        of("torchrun --nproc_per_node 8 run_train.py --config-file config.yaml")
+
+
 def test_a_text_that_starts_nothing_is_refused() -> None:
     with pytest.raises(FileError, match="must start a training"):
         of("hello world\n")
