@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_TOGETHER = re.compile(r"(?<=\d) (?=[KMGT]iB\b|GPUs?\b|tokens?\b|tok/s|×)|(?<=×) (?=\S)")
+_TOGETHER = re.compile(r"(?<=\d) (?=[KMGT]iB\b|GPUs?\b|tokens?\b|tok/s|×)|(?<=×) (?=\S)|(?<=micro-batch) (?=\d)")
 """Blanks at which no row ends: a figure stays with its unit."""
 _KEPT = "\ue000"
 """What stands for them while a paragraph is broken."""

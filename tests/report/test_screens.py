@@ -70,6 +70,8 @@ def test_a_figure_stays_with_its_unit() -> None:
             for row in draw(Document((Line(text, role, mood),), data), 60, colour=False).splitlines():
                 assert not re.search(r"\d$|×$", row.rstrip()) or row.endswith("h100")
                 assert not row.startswith(("GiB", "×"))
+            batch = Line(f"fits · {'x' * length} · micro-batch 2 × 16 · offload params", role, mood)
+            assert not re.search(r"micro-batch$", draw(Document((batch,), data), 60, colour=False), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
