@@ -74,12 +74,12 @@ def save_plan(
     """
     if not plans.plans:
         return fail(f"Nothing fits; {path} not written.", 1)
-    from memcalc.handoff.exporting import is_exportable
+    from memcalc.handoff.exporting import refused_export
 
     saved = memcalc.save(plans, path, 1 if rank is None else rank, preset_dirs=dirs, force=force)
     tell(f"Saved plan #{saved.plan.rank} to {path}.")
-    if is_exportable(saved.plan, dirs):
-        tell(f"Its config: memcalc export {shlex.quote(path)}")
+    refused = refused_export(saved.plan, dirs)
+    tell(f"No config: {refused}." if refused else f"Its config: memcalc export {shlex.quote(path)}")
     shown = saved.fallback if details else saved.fallback[:1]
     for plan in shown:
         more = f" {len(saved.fallback) - 1} more: -v" if len(saved.fallback) > len(shown) else ""

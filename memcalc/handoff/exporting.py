@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from memcalc.errors import CombinationError, MemcalcError
+from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.files import output_path, replacing, write_folder
 from memcalc.handoff.planning import way_out
 from memcalc.handoff.saved import chosen, dirs_of, saved_plan
@@ -104,13 +104,15 @@ def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:
     return True
 
 
-def is_exportable(plan: Plan, preset_dirs: Iterable[str] = ()) -> bool:
-    """Return whether ``memcalc export`` writes a plan, in the format that it takes when none is named."""
+def refused_export(plan: Plan, preset_dirs: Iterable[str] = ()) -> str:
+    """Why ``memcalc export`` does not write a plan where no format is named; empty if it does."""
     try:
         first_written(anchored(plan), formats_of(plan.strategy.framework), None, dirs_of(plan.job, preset_dirs))
-    except MemcalcError:
-        return False
-    return True
+    except InputError as error:
+        return error.allowed or str(error)
+    except MemcalcError as error:
+        return str(error)
+    return ""
 
 
 def write_files(result: Exported, *, force: bool) -> None:

@@ -147,7 +147,9 @@ def formats_of(framework: str) -> tuple[str, ...]:
     name = framework.partition("@")[0]
     if name not in FORMATS_OF:
         able = ", ".join(FORMATS_OF)
-        raise CombinationError("framework", framework, f"memcalc writes no config of it; plan again with {able}")
+        allowed = f"memcalc writes no config of {name}: set what the plan says in yours, and give that to memcalc check"
+        allowed += f"; or plan with {able}"
+        raise CombinationError("framework", framework, allowed)
     if habits_of(framework).pipeline_engine == "always":
         allowed = "memcalc writes no arguments of Megatron-DeepSpeed; plan again with deepspeed, or megatron"
         raise CombinationError("framework", framework, allowed)

@@ -272,6 +272,7 @@ def _shared(result: Plans, *, brief: bool) -> Iterator[Line]:
     if len({plan.gpus for plan in result.plans}) == 1:
         first = result.plans[0]
         role = _TIGHT.sub("", _PEAK.sub("", first.why)).replace("Simplest plan within", "Simplest within")
+        role += say.open_order(result.plans)
         yield said("Why #1", role if brief else f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
     for plan in result.plans:
         if plan.own_code:

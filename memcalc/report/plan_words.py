@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memcalc.frameworks import habits_of
@@ -186,3 +186,24 @@ def host(plans: Iterable[Plan | Fit]) -> str:
 def _span(sizes: list[int]) -> str:
     ends = [gib(size, 0) for size in (min(size for size in sizes if size), max(sizes))]
     return f"{'–'.join(dict.fromkeys(ends))} GiB"
+
+
+def open_order(plans: Sequence[Plan]) -> str:
+    """What is said where the first plan may be slower than the second: one has no measured runs, unlike the other.
+
+    Speeds that rest on the same runs err alike, so that their order holds where a range is wide.
+    """
+    listed = [plan for plan in plans if plan.special or plan is plans[0]]
+    if len(listed) < 2:
+        return ""
+    first, second = listed[:2]
+    alike = first.time.basis == second.time.basis and not first.strategy.offload
+    if alike or (first.time.validated and second.time.validated):
+        return ""
+    speeds = [plan.time.tokens_per_second_per_gpu for plan in (first, second)]
+    for plan, other in ((first, speeds[1]), (second, speeds[0])):
+        here = plan.time
+        slow, fast = (here.tokens_per_second_per_gpu * here.step / end for end in (here.high, here.low))
+        if not plan.time.validated and slow <= other <= fast:
+            return f" Order of #{first.rank} and #{second.rank} undecided: the speed of #{plan.rank} is unmeasured."
+    return ""

@@ -275,7 +275,7 @@ def test_an_answer_that_rests_on_host_memory_says_how_to_ask_without(offload: li
     screen = RUN.invoke(app, words, env={"COLUMNS": "200"}).output
     assert f"{'8 GPUs' if said else '1 GPU'} · fits · offload params+activations" in screen
     assert ("host memory 256 GiB per GPU, its share of the node's" in screen) is said
-    assert ("--offload none: all on the GPU" in screen) is said
+    assert ("--offload none: GPU only" in screen) is said
 
 
 LENGTHS = (1, 7, 127, 128, 129, 500, 1023, 1024, 2048, 4095, 4096, 4097, 10_007)

@@ -19,6 +19,7 @@ from memcalc import catalog
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
+from memcalc.convert.formats.trainer_writer import no_script
 from memcalc.convert.formats.transformers_model import sizes
 from memcalc.convert.formats.tuning import DECAY, set_decay
 from memcalc.convert.job import ConfigJob
@@ -235,8 +236,9 @@ def write(job: ConfigJob) -> dict[str, Any]:
 def _spec(job: ConfigJob) -> Model:
     """The model: a decoder that one of Transformers' classes runs."""
     spec = job.sized()
-    dense = not spec.is_moe and all(group.tower == "decoder" for group in spec.groups)
-    job.require(dense, "model", "the script is written for dense decoders")
+    text = spec.images is None and all(group.tower == "decoder" for group in spec.groups)
+    job.require(text, "model", no_script(spec))
+    job.require(not spec.is_moe, "model", "the script is written for dense decoders")
     path = not spec.hf_class and ("/" in job.model or job.model.endswith(".json")) and not job.model.endswith(".toml")
     known = path or bool(spec.hf_class and spec.hf_config)
     job.require(known, "model", "the script needs a class of Transformers: a preset with one, or a config.json")

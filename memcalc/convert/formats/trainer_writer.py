@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.convert.document import Document
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
@@ -13,6 +13,9 @@ from memcalc.convert.job import ConfigJob
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
 from memcalc.specs.adapters import lora_of
+
+if TYPE_CHECKING:
+    from memcalc.specs.model import Model
 
 _WRITTEN = ("adamw_torch_fused", "adamw_torch", "adafactor", "sgd")
 _NAMES = {TRAINER_OPTIMIZERS[name][:2]: name for name in _WRITTEN}
@@ -68,7 +71,15 @@ def require_decoder(job: ConfigJob) -> None:
     """Refuse what is no decoder of text alone, which the script that is written would neither build nor feed."""
     spec = job.spec
     alone = spec is None or (spec.images is None and all(group.tower == "decoder" for group in spec.groups))
-    job.require(alone, "model", "the script that memcalc writes trains decoders of text: write one of your own")
+    job.require(alone, "model", no_script(spec) if spec is not None else "")
+
+
+def no_script(spec: Model) -> str:
+    """Why no script is written of a model that is no decoder of text, and what trains it as a plan says."""
+    says = "memcalc's scripts train decoders of text: set what the plan says in"
+    if spec.images is not None:
+        return f"{says} the YAML of LLaMA-Factory or ms-swift, which memcalc check reads"
+    return f"{says} a JSON of TrainingArguments for a script of your own, which memcalc check reads with --model"
 
 
 def _adapters(job: ConfigJob) -> dict[str, Any]:
