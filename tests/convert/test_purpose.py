@@ -217,6 +217,8 @@ def test_scripts_that_train_something_else_are_named(tmp_path: Path, line: str, 
     [
         ("pipe_parallel_size: 1\nmodel-parallel-size: 4\nfp16: {enabled: true}\nnum_layers: 2\n", "GPT-NeoX"),
         ("model_id: x\ncontext_length: 512\nnum_devices: 2\ndeepspeed: {config_path: y}\noutput_dir: z\n", "LLMForge"),
+        ("trainer: {devices: 8}\nmodel: {tensor_model_parallel_size: 2, num_layers: 2}\n", "NeMo"),
+        ("train: {train_iters: 20, micro_batch_size: 1}\nmodel: {seq_length: 4096}\n", "Megatron-Bridge"),
         ("type: sft\nmicro_batch_size: 1\nmodel: {name_or_path: x}\ndata: {sources: []}\n", "ArcticTraining"),
     ],
 )

@@ -28,6 +28,10 @@ class Unread:
     why: str = "which memcalc does not read: give memcalc estimate what it trains"
 
 
+_AS_MEGATRON = (
+    "which memcalc does not read: give its model, degrees and batch to memcalc estimate --framework megatron, which it "
+    "trains by"
+)
 TRAINERS = (
     Unread(
         "nanotron",
@@ -35,6 +39,8 @@ TRAINERS = (
         "whose gradients stand in fp32, in 16 bits and in DDP's buckets at once: no framework here has them, and the "
         "nearest, memcalc estimate --framework megatron, says too little, often by 10% to 40%",
     ),
+    Unread("NeMo", ("trainer.devices", "model.tensor_model_parallel_size"), _AS_MEGATRON),
+    Unread("Megatron-Bridge", ("train.train_iters", "model"), _AS_MEGATRON),
     Unread("GPT-NeoX", ("pipe_parallel_size", "model_parallel_size")),
     Unread("Anyscale's LLMForge", ("model_id", "context_length", "num_devices")),
     Unread("ArcticTraining", ("type", "model.name_or_path", "data.sources")),

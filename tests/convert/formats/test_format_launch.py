@@ -533,9 +533,17 @@ def test_a_policy_beside_an_engine_is_no_pretraining() -> None:
         of(f"ray job submit -- python3 train.py {flags} --rollout-batch-size 32 --advantage-estimator grpo")
 
 
-def test_a_training_of_nanotron_is_declined_by_name() -> None:
-    with pytest.raises(ObjectiveError, match="starts nanotron"):
-        of("torchrun --nproc_per_node 8 run_train.py --config-file config.yaml")
+@pytest.mark.parametrize(
+    ("script", "trainer"),
+    [
+        ("run_train.py --config-file config.yaml", "nanotron"),
+        ("examples/nlp/language_modeling/megatron_gpt_pretraining.py trainer.devices=8", "NeMo"),
+        ("scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config", "Megatron-Bridge"),
+    ],
+)
+def test_a_trainer_whose_arguments_are_not_read_is_declined_by_name(script: str, trainer: str) -> None:
+    with pytest.raises(ObjectiveError, match=f"starts {trainer}"):
+        of(f"torchrun --nproc_per_node 8 {script}")
 
 
 def test_a_text_that_starts_nothing_is_refused() -> None:
