@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from memcalc.specs.strict import Frozen
 
 if TYPE_CHECKING:
     from memcalc.specs.calibration import Calibration
@@ -27,17 +29,13 @@ Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}(-\d{2})?$")]
 """A date or a month, as in 2026-11-21."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
 VendorName = Literal["nvidia", "amd", "intel", "huawei"]
 Part = Literal["context", "world", "group", "handle", "engine"]
 """What a process has beside its tensors: its context, the communicator of all ranks and each further one, and the
 workspaces of a BLAS handle and of TransformerEngine."""
 
 
-class GPU(_Record):
+class GPU(Frozen):
     """One accelerator as a process sees it.
 
     >>> gpu = GPU(name="x", vendor="nvidia", arch="Volta", memory_bytes=2**34, bandwidth_bytes_per_s=9e11,
@@ -115,7 +113,7 @@ class GPU(_Record):
         return self.nvlink_bytes_per_s or self.pcie_bytes_per_s
 
 
-class VendorFigure(_Record):
+class VendorFigure(Frozen):
     """A size that software takes on the GPUs of a vendor, or on some of them."""
 
     bytes: Bytes
@@ -139,7 +137,7 @@ class VendorFigure(_Record):
         return exact and above and (not self.arch or any(part in gpu.arch for part in self.arch))
 
 
-class Vendor(_Record):
+class Vendor(Frozen):
     """What a vendor's software takes beside the tensors of a process; a figure that is absent is not known."""
 
     title: Name
@@ -162,7 +160,7 @@ class Vendor(_Record):
         return next((row for row in reversed(rows) if row is not None and row.fits(gpu)), None)
 
 
-class MemoryTier(_Record):
+class MemoryTier(Frozen):
     """Memory of a node that is slower than the GPU's own: host memory, a CXL expander, NVMe drives."""
 
     name: Literal["host", "cxl", "nvme"]
@@ -175,7 +173,7 @@ class MemoryTier(_Record):
     """Where the figures come from."""
 
 
-class Node(_Record):
+class Node(Frozen):
     """GPUs that reach each other without the cluster's network: a host of them, or a rack of several hosts."""
 
     name: Name

@@ -11,7 +11,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from memcalc.specs.strict import Frozen
 
 Mode = Literal["fp32", "half", "autocast"]
 """Weights and arithmetic of 32 bits, of 16 bits, or weights of 32 bits under ``torch.autocast``."""
@@ -44,12 +46,6 @@ class Source:
         """The further options, as typed."""
         named = (("inputs", self.inputs), ("loss-fn", self.loss), ("block-class", self.block_class))
         return tuple((name, value) for name, value in named if value)
-
-
-class Frozen(BaseModel):
-    """Base of the records: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Storage(NamedTuple):

@@ -24,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from memcalc.errors import InputError
+from memcalc.specs.strict import Strict
 
 Mode = Literal["plan", "estimate"]
 """What is asked of each job: its best plan, or the one strategy that its words describe."""
@@ -74,20 +75,14 @@ Words = Annotated[dict[str, Values], BeforeValidator(_flat)]
 """Words with their values."""
 
 
-class _Strict(BaseModel):
-    """No text is taken for a number; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-
-class SweepSettings(_Strict):
+class SweepSettings(Strict):
     """What is asked of each job."""
 
     mode: Mode = "plan"
     """`plan`: the best plans; `estimate`: the one strategy that is given."""
 
 
-class Sweep(_Strict):
+class Sweep(Strict):
     """The content of a file.
 
     >>> Sweep(jobs={"model": "gpt2", "gpus": [1, 2]}).jobs
