@@ -26,21 +26,22 @@ REMAINDERS = (2, 1)
 FUSED = (2, 14)
 """The release from which its kernel updates moments that are both bf16 as they are (459e7cf49; v2.13 lacks it)."""
 HELD_IN_8_BITS = ("", "delayed", "nvfp4")
-"""Recipes under which TransformerEngine holds fp32 main weights: ``fp8_recipe`` stays ``delayed`` beside 4 bits."""
+"""Recipes under which TransformerEngine holds fp32 main weights: ``fp8_recipe`` stays ``delayed`` beside 4 bits. That of
+the optimizer's config counts in 16 bits too: Megatron-Bridge 067f987d ``training/mixed_precision.py`` says tensorwise."""
 
 
-def holds_main_weights(fixed: SharedSettings, precision: str, habits: Habits) -> bool:
+def holds_main_weights(fixed: SharedSettings, habits: Habits) -> bool:
     """Whether TransformerEngine's Adam holds the main weights, and reads gradients as they lie in their buffer."""
     if not fixed.precision_aware:
         return False
-    elsewhere = habits.own_main_weights and precision.startswith("fp8") and fixed.float8 not in HELD_IN_8_BITS
+    elsewhere = habits.own_main_weights and fixed.float8 not in HELD_IN_8_BITS
     return not elsewhere or fixed.main_params_dtype != "fp32"
 
 
 def stores_remainders(fixed: SharedSettings, precision: str, habits: Habits) -> bool:
     """Whether a main weight is the low 16 bits that its bf16 weight lacks."""
     bf16 = precision.partition("-")[0] in ("bf16", "fp8") and fixed.main_params_dtype == "fp32"
-    return holds_main_weights(fixed, precision, habits) and bf16 and release(fixed.te) >= REMAINDERS
+    return holds_main_weights(fixed, habits) and bf16 and release(fixed.te) >= REMAINDERS
 
 
 def narrowed(widths: Widths, fixed: SharedSettings, precision: str, habits: Habits) -> Widths:
@@ -48,7 +49,7 @@ def narrowed(widths: Widths, fixed: SharedSettings, precision: str, habits: Habi
     if not fixed.precision_aware:
         return widths
     moments = {"moment": STATE_BYTES[fixed.exp_avg_dtype], "second_moment": STATE_BYTES[fixed.exp_avg_sq_dtype]}
-    if not holds_main_weights(fixed, precision, habits):
+    if not holds_main_weights(fixed, habits):
         return replace(widths, **moments)
     halved = stores_remainders(fixed, precision, habits) or fixed.main_params_dtype == "fp16"
     master = min(widths.master, 2) if halved else widths.master
@@ -61,7 +62,7 @@ def widened(fixed: SharedSettings, precision: str, habits: Habits) -> tuple[str,
         return ()
     moments = (fixed.exp_avg_dtype, fixed.exp_avg_sq_dtype)
     fused = moments == ("bf16", "bf16") and release(fixed.te) >= FUSED
-    main = holds_main_weights(fixed, precision, habits)
+    main = holds_main_weights(fixed, habits)
     states = (*(() if fused else moments), *((fixed.main_params_dtype,) if main else ()))
     return tuple(dtype for dtype in states if dtype != "fp32")
 

@@ -16,7 +16,7 @@ from memcalc.planner import pipelines as pipes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.bounds import check_countable
 from memcalc.planner.direct import check_direct, check_replicated, clashes_for, kinds, usual, with_replicas
-from memcalc.planner.float8 import check_recipe, transposes
+from memcalc.planner.float8 import check_recipe, optimizer_alone, transposes
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
 from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages
 from memcalc.planner.megatron_adapters import check_splits, splitting
@@ -115,7 +115,7 @@ def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int
 
 def check_narrow(fixed: SharedSettings, precisions: list[str]) -> None:
     """Refuse what is said of 8-bit products where no precision has any."""
-    if (fixed.float8 or fixed.float8_all_gather) and "fp8-mixed" not in precisions:
+    if (fixed.float8 or fixed.float8_all_gather) and "fp8-mixed" not in precisions and not optimizer_alone(fixed):
         name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
         raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {', '.join(precisions)}")
 

@@ -12,6 +12,7 @@ from memcalc.formulas.recompute import parse_policy
 from memcalc.grid import AXES, column
 from memcalc.ledger import Ledger
 from memcalc.planner.direct import free_of
+from memcalc.planner.float8 import optimizer_alone
 from memcalc.planner.offload_memory import pools_of
 from memcalc.planner.optimizers import width_without_zero
 from memcalc.planner.pipelines import rounds_fit
@@ -155,6 +156,6 @@ def even_over_chunks(grid: Grid) -> Array:
 
 def _as_set(grid: Grid) -> Array:
     stage = {"never": 2, "always": 3}.get(grid.fixed.reshard)
-    float8 = bool(grid.fixed.float8 or grid.fixed.float8_all_gather)
+    float8 = bool(grid.fixed.float8 or grid.fixed.float8_all_gather) and not optimizer_alone(grid.fixed)
     narrow = column([name == "fp8-mixed" or not float8 for name in grid.precisions], "precision") == 1
     return narrow & (np.asarray(grid.zero == stage) if stage else True)

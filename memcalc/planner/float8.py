@@ -10,6 +10,7 @@ from memcalc.frameworks.float8 import RECIPES, needs_transposes
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits
     from memcalc.specs.hardware import GPU
+    from memcalc.specs.options import SharedSettings
 
 FIELD = "strategy.float8"
 
@@ -34,6 +35,11 @@ def check_recipe(name: str, gpu: GPU, habits: Habits, kernels: str) -> None:
     if recipe not in able:
         allowed = f"TransformerEngine has {', '.join(able)} on {gpu.name} ({gpu.arch}); the nearest is {nearest(able)}"
         raise CombinationError(FIELD, recipe, allowed)
+
+
+def optimizer_alone(fixed: SharedSettings) -> bool:
+    """Whether a recipe may stand beside 16-bit products: the precision-aware optimizer's config has one there too."""
+    return fixed.precision_aware and fixed.float8 in RECIPES and not fixed.float8_all_gather
 
 
 def nearest(able: list[str]) -> str:

@@ -114,7 +114,7 @@ def check_main_weights(fields: dict[str, Any], habits: Habits) -> None:
     if not fields.get("precision_aware"):
         return
     fixed = SharedSettings.model_construct(**fields)
-    if fixed.float8_all_gather and holds_main_weights(fixed, "fp8-mixed", habits):
+    if fixed.float8_all_gather and holds_main_weights(fixed, habits):
         allowed = (
             "beside strategy.precision_aware 8-bit weights are modelled with main_params_dtype fp32, and "
             "float8 tensorwise, blockwise or mxfp8"

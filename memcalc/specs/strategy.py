@@ -264,7 +264,8 @@ class Strategy(Frozen):
             "", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "nvfp4"
         ],
         Option("How products in 8 bits (under nvfp4 in 4) scale their inputs; as the framework does it where empty. "
-            "torchao keeps those inputs in 16 bits, TransformerEngine as it multiplies them."),
+            "torchao keeps those inputs in 16 bits, TransformerEngine as it multiplies them. Without such products, "
+            "what the precision-aware optimizer is told: tensorwise by Megatron-Bridge."),
     ] = ""
     float8_all_gather: Annotated[bool, Option("FSDP gathers blocks in float8; Megatron-LM's weights are 8-bit "
         "themselves (``--fp8-param-gather``)."),

@@ -128,6 +128,19 @@ def test_recipes_under_which_megatron_keeps_the_main_weights(recipe: str, gpu: s
     assert half.get(("step", GRADIENTS), 0) == 0
 
 
+def test_a_recipe_that_no_product_runs_by_takes_the_main_weights_too() -> None:
+    """Megatron-Bridge says tensorwise in bf16 as well: 2 P + 2 P + (4 + 2 + 2) P / d, and 4 P / d to step."""
+    told = {**AWARE, **BF16, **REDUCED, "strategy.float8": "tensorwise"}
+    assert wide(told) == pytest.approx(-2 - 4 / RANKS, abs=1e-7)
+    assert in_step(told, passing=True) == pytest.approx(4 * PARAMETERS / RANKS, abs=64)
+    delayed = {**told, "strategy.float8": "delayed"}
+    assert wide(delayed) == pytest.approx(-2 - 6 / RANKS, abs=1e-7)
+    assert in_step(delayed, passing=True) == 0
+    for refused in ({**told, "strategy.float8": "rowwise"}, {**told, "strategy.precision_aware": False}):
+        with pytest.raises(CombinationError, match="needs precision fp8-mixed"):
+            census_of(refused)
+
+
 def test_before_core_013_every_recipe_leaves_the_main_weights_to_it() -> None:
     fields = {**AWARE, "strategy.float8": "tensorwise"}
     found = terms(fields, precision="fp8-mixed", framework="megatron@core-0.11")

@@ -27,6 +27,8 @@ def set_float8(flags: Flags, narrow: list[str]) -> None:
         raise flags.reader.error(flags.key("fp4_format"), four, "fp8_format is given too, and Megatron-LM takes one")
     name = "fp4_format" if four else "fp8_format"
     if not (eight or four):
+        if flags.on("use_precision_aware_optimizer") and recipe in _RECIPES and recipe != "delayed":
+            flags.set("strategy.float8", recipe, "fp8_recipe")  # the optimizer's config has it all the same
         return
     if narrow != ["bf16"]:
         flags.warn(name, "quantized copies of weights that are not bf16; counted without them")
@@ -46,7 +48,7 @@ def set_float8(flags: Flags, narrow: list[str]) -> None:
 def float8_flags(plan: Strategy) -> dict[str, Any]:
     """The flags of a strategy."""
     if plan.precision != "fp8-mixed":
-        return {}
+        return {"fp8_recipe": _RECIPES.get(plan.float8)}
     recipe, gathers = plan.float8 or "delayed", plan.float8_all_gather or None
     if recipe == "nvfp4":
         return {"fp4_format": "e2m1", "fp4_recipe": "nvfp4", "fp4_param_gather": gathers}

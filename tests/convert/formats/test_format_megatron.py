@@ -295,6 +295,8 @@ def test_a_published_run_as_flags_is_predicted_as_the_run(run: str, file: tuple[
             {"precision": "fp8-mixed", "strategy.float8": "nvfp4", "strategy.float8_all_gather": None},
         ),
         ("--fp16 --fp8-format hybrid", {"precision": "fp16-mixed", "strategy.float8": None}),
+        (AWARE + "--fp8-recipe blockwise", {"precision": "bf16-mixed", "strategy.float8": "blockwise"}),
+        ("--bf16 --fp8-recipe blockwise", {"precision": "bf16-mixed", "strategy.float8": None}),
         ("--bf16 --grad-reduce-in-bf16", {"strategy.reduce_dtype": "bf16"}),
         ("--fp16 --grad-reduce-in-bf16", {"strategy.reduce_dtype": None}),
         (
