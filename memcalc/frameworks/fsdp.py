@@ -111,14 +111,19 @@ TITAN_2025_08 = like(
     reshards_root=True,
     # July 2025, distributed/pipeline_parallel.py: first_stage_less_layers and last_stage_less_layers are 1
     ends_in_split=True,
+    # models/moe.py (MoE.forward), distributed/expert_parallel.py (ExpertParallel, expert_parallel)
+    exchanges_rows=True,
     source=_TITAN.format("83e694105"),
 )
-TITAN_2025_11 = like(
+TITAN_2025_09 = like(
     TITAN_2025_08,
     "torchtitan",
-    pipeline_keeps_outputs=False,
     stops_early=False,  # 25413d224 of 29 August 2025: activation_checkpoint.early_stop, which is off
-    source="torchtitan e5ef99aab: step(return_outputs=False)",
+    keeps_exchange=True,  # c4e229115 of 6 September 2025: all_to_all_single is in _save_list
+    source=_TITAN.format("c4e229115"),
+)
+TITAN_2025_11 = like(
+    TITAN_2025_09, "torchtitan", pipeline_keeps_outputs=False, source="torchtitan e5ef99aab: step(return_outputs=False)"
 )
 TITAN_2025_12 = like(
     TITAN_2025_11,
@@ -148,6 +153,7 @@ ERAS = {
         ("2024-09", TITAN_2024_09),
         ("2024-11", TITAN_2024_11),
         ("2025-08", TITAN_2025_08),
+        ("2025-09", TITAN_2025_09),
         ("2025-11", TITAN_2025_11),
         ("2025-12", TITAN_2025_12),
         ("2026-02", TITAN_2026_02),

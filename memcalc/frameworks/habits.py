@@ -219,6 +219,10 @@ class Habits:
     """With sequence parallelism, a column-parallel layer keeps its gathered input (DTensor)."""
     saved_attention: tuple[str, ...] = ("flash", "efficient", "math", "eager", "sdpa")
     """Attention kernels whose outputs selective recomputation of operators keeps."""
+    keeps_exchange: bool = False
+    """The same keeps the outputs of all-to-all exchanges."""
+    exchanges_rows: bool = False
+    """Rows of experts are sorted again after their exchange, while the rows that were sent stay (torchtitan)."""
     graph_keeps_matmuls: bool = False
     """A captured step's selective recomputation keeps the outputs of all matmuls (torchtitan's graph trainer)."""
     packed_weights: bool = False

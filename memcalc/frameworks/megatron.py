@@ -56,7 +56,7 @@ def narrowed(widths: Widths, fixed: SharedSettings, precision: str, habits: Habi
     return replace(widths, master=master, step_gradient=0, **moments)
 
 
-def widened(fixed: SharedSettings, precision: str, habits: Habits) -> tuple[str, ...]:
+def widened(fixed: SharedSettings, habits: Habits) -> tuple[str, ...]:
     """The dtype of each state of which an update makes an fp32 copy."""
     if not fixed.precision_aware:
         return ()

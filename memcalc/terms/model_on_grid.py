@@ -48,6 +48,8 @@ def ranks(grid: Grid, shard: Shard) -> Array:
         "rows": np.maximum(tp // grid.expert_tp, 1),
         "rows if sorted": np.maximum(tp // grid.expert_tp, 1),
         "experts": grid.degree("ep") * grid.expert_tp,
+        "if ep": np.int64(1),
+        "unless ep": np.int64(1),
     }
     return divisors[shard]
 
@@ -68,6 +70,8 @@ def present(grid: Grid, shard: Shard, block: Block) -> Array:
         "full if tp": lambda: grid.degree("tp") > 1,
         "rows if ep": lambda: (grid.degree("ep") > 1) | (grid.expert_tp > 1),
         "rows": lambda: wider,
+        "if ep": lambda: grid.degree("ep") > 1,
+        "unless ep": lambda: grid.degree("ep") == 1,
         "rows if sorted": lambda: wider * ((grid.degree("ep") > 1) & (local_experts(grid, block) > 1)),
     }
     return conditions[shard]().astype(np.int64) if shard in conditions else np.int64(1)

@@ -63,9 +63,8 @@ def narrow_moments_term(census: ModelOnGrid) -> Term:
 
 def widened_term(census: ModelOnGrid) -> Term:
     """The fp32 copies of narrow states, of the largest group of parameters."""
-    copied = [widened(census.grid.fixed, name, census.grid.habits) for name in census.grid.precisions]
-    states = column([len(dtypes) for dtypes in copied], "precision")
-    through = column(["bf16" in dtypes for dtypes in copied], "precision")
+    copied = widened(census.grid.fixed, census.grid.habits)
+    states, through = np.int64(len(copied)), np.int64("bf16" in copied)
     group, largest = largest_group(census), largest_share(census)
     bytes_ = np.asarray(widened_bytes(group, largest, states, through))
     inputs = {"k": states, "P_g": group, "P_max": largest}
@@ -96,7 +95,7 @@ def update_traffic(census: ModelOnGrid) -> Array:
 def _traffic(grid: Grid, precision: str) -> int:
     """Of one element: the low 16 bits of a main weight are read with its bf16 weight."""
     fixed = grid.fixed
-    copied = widened(fixed, precision, grid.habits)
+    copied = widened(fixed, grid.habits)
     moments = sum(state_traffic(name, widened=name in copied) for name in (fixed.exp_avg_dtype, fixed.exp_avg_sq_dtype))
     main = state_traffic(fixed.main_params_dtype, widened=fixed.main_params_dtype in copied)
     weight = grid.habits.widths[precision].parameter

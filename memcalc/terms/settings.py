@@ -68,6 +68,8 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         grouped_kernel=not habits.repeats_keys,
         keeps_every_matmul=fixed.fsdp_schedule == "simple" and habits.graph_keeps_matmuls,
         keeps_attention=fixed.attention in habits.saved_attention,
+        keeps_exchange=habits.keeps_exchange,
+        exchanges_rows=habits.exchanges_rows,
         reentrant=is_reentrant(grid),
         stops_early=habits.stops_early and not is_reentrant(grid),
         partitioned=fixed.partition_activations,

@@ -143,6 +143,10 @@ class BlockConfig:
     """Selective recomputation of operators keeps the attention kernel's output."""
     keeps_every_matmul: bool = False
     """The same keeps the output of every matmul, not of every second one."""
+    keeps_exchange: bool = False
+    """The same keeps what all-to-all exchanges bring: tokens to their experts, and outputs back."""
+    exchanges_rows: bool = False
+    """Rows of experts are exchanged and sorted once more, as torchtitan does it."""
     gathered_input_saved: bool = False
     """With sequence parallelism a column-parallel matmul keeps the gathered input (DTensor) instead of gathering it
     again in backward (Megatron)."""

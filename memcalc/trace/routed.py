@@ -3,9 +3,7 @@
 Source: Transformers 5.23 ``integrations/moe.py`` (``grouped_mm_experts_forward``) and the routers of
 ``models/{mixtral,qwen3_moe,deepseek_v2,deepseek_v3}/modeling_*.py``; PyTorch 2.13 ``tools/autograd/derivatives.yaml``.
 
-Routed experts one after another, each with modules of its own and the tokens sent to it.
-
-Source: Transformers 4.48 models/mixtral/modeling_mixtral.py (``MixtralSparseMoeBlock.forward``).
+Routed experts one after another, with the tokens sent to each: Transformers 4.48 models/mixtral/modeling_mixtral.py.
 
 The router of a mixture of experts: scores, the choice of experts, and their weights.
 
@@ -15,6 +13,7 @@ Source: Transformers 5.23 ``models/{mixtral,qwen3_moe,deepseek_v2,deepseek_v3}/m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memcalc.specs.block import Mlp
@@ -105,15 +104,48 @@ def sent(
     by_expert, order, counted, token = (tape.new(name, _rows(x, spec, 1, width)) for name, width in ROW_NUMBERS.items())
     tokens = indexed(tape, x, token, _rows(x, spec, hidden, x.size.width, "h"), "routed tokens")
     del token
+    sent_rows = tokens if setting.exchanges_rows else None  # a variable of ``MoE.forward``
+    tokens = to_experts(tape, tokens) if setting.exchanges_rows else tokens
     row_weights = indexed(tape, weights, order, weights.size, "weights of rows")
     ends = tape.new("ends of experts' rows", Size(spec.experts, 4, "once", "none", "E"))
     out, bias = experts_mlp(tape, tokens, spec, setting, hidden, (ends, by_expert), folded)
+    out = from_experts(tape, out) if setting.exchanges_rows else out
     out = ops.mul(tape, out, row_weights, "weighted expert outputs")
     back = tape.new("rows in the tokens' order", _rows(x, spec, 1, INDEX))
     out = indexed(tape, out, back, out.size, "expert outputs in the tokens' order")
-    del back, weights, passed, counted, bias  # as variables of the functions that run, they live until here
+    del back, weights, passed, counted, bias, sent_rows  # as variables of the functions that run, they live until here
     out = summed(tape, out, x.size.wide(out.size.width))
     return ops.cast(tape, out, x.size.width, "sum of expert outputs, cast")
+
+
+def to_experts(tape: Tape, rows: Tensor) -> Tensor:
+    """Rows that arrived, then sorted by expert, a copy that is kept (torchtitan c4e229115 expert_parallel.py)."""
+    away = rows.size._replace(shard="if ep")
+    arrived = tape.operator("all-to-all", lambda: tape.new("rows, exchanged", away))
+    out = tape.new("experts' input, sorted", rows.size)
+    del arrived
+    return tape.record(out, [rows], _exchanged_back(tape, rows.size, away, "sent rows"))
+
+
+def from_experts(tape: Tape, rows: Tensor) -> Tensor:
+    """The experts' outputs in the order in which rows arrived, then back where they came from."""
+    size, away = rows.size, rows.size._replace(shard="if ep")
+    leaving = tape.new("experts' output, in order of arrival", away)
+    out = tape.new("experts' output, in order", size._replace(shard="unless ep"))
+    back = tape.operator("all-to-all", lambda: tape.new("experts' output, returned", away))
+    del leaving
+    out = Tensor(out.storage, size)
+    return tape.record(out, [rows], _exchanged_back(tape, size, away, "sorted outputs"), [back.storage])
+
+
+def _exchanged_back(tape: Tape, size: Size, away: Size, name: str) -> Callable[[Grads], Grads]:
+    def rule(_: Grads) -> Grads:
+        travelled = tape.new(f"gradient of {name}, exchanged", away)
+        grad = tape.new(f"gradient of {name}", size)
+        del travelled
+        return [grad]
+
+    return rule
 
 
 ROW_NUMBERS = {

@@ -37,15 +37,15 @@ with the places that a convolution adds to each sequence; `scan_chunk`, a part o
 end a scan keeps a state."""
 Shard = Literal[
     "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if single", "tp if cp", "rows", "rows if ep",
-    "rows if sorted", "routed ffn", "experts", "gathered", "part if tp", "full if tp",
+    "rows if sorted", "routed ffn", "experts", "gathered", "part if tp", "full if tp", "if ep", "unless ep",
 ]  # fmt: skip
 """`tp`: divided by tensor parallelism; `sp`: by TP where sequence parallelism is on; `ep`: by expert parallelism;
 `none`: whole on each rank. Some tensors exist under a condition alone: a whole one where sequence parallelism shards
 what it was made from (`full if sp`), a copy where there are several sequences or context-parallel ranks, and what a
-view is of where there is one sequence. `rows` are routed tokens: divided by TP where the experts are not, copied again
-where they are exchanged (`rows if ep`) and where a rank has several experts to sort them by (`rows if sorted`);
-`routed ffn`: the same with the experts' width divided instead; `experts`, a weight of all experts; `gathered` is whole,
-of a product whose weight TP divides: on the way to it are a rank's `part if tp` and that of all ranks, `full if tp`."""
+view is of where there is one. `rows` are routed tokens: divided by TP where the experts are not, copied where they are
+exchanged (`rows if ep`) and sorted by experts (`rows if sorted`); `routed ffn`: the same with the experts' width
+divided; `experts`, a weight of all experts; `gathered` is whole, of a product whose weight TP divides: on the way are a
+rank's `part if tp` and all ranks' `full if tp`; `if ep` and `unless ep` are whole, where experts are split or not."""
 Kind = Literal["activation", "exchanged", "gradient", "weight copy", "dequantised", "external", "workspace", "sum",
                "observed"]  # fmt: skip
 """`exchanged`: on a stream of context parallelism; `workspace`: what one operator's kernels allocate and free again;

@@ -379,4 +379,6 @@ def kept_operator(setting: BlockConfig, kind: str, number: int) -> bool:
     """
     if kind == "mm":
         return number % 2 == 0 or setting.keeps_every_matmul
+    if kind == "all-to-all":
+        return setting.keeps_exchange
     return kind == "reduce-scatter" or (kind == "sdpa" and setting.keeps_attention)
