@@ -233,8 +233,8 @@ def _batch(job: MergedJob) -> None:
 def _precision(job: MergedJob) -> None:
     """Say the precision: its name depends on the runtime.
 
-    FSDP under Accelerate keeps fp32 shards of what it trains, whatever they were loaded in, and computes and reduces in
-    16 bits; a frozen base stays as it was loaded. DeepSpeed casts all weights, adapters too, and keeps an fp32 master.
+    FSDP under Accelerate keeps fp32 shards of what it trains, whatever they were loaded in, unless axolotl takes its
+    place, and computes and reduces in 16 bits; a frozen base stays as it was loaded. DeepSpeed casts all weights, adapters too, and keeps an fp32 master.
     Else autocast runs over the weights as they are.
     """
     if job.options.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
@@ -246,7 +246,7 @@ def _precision(job: MergedJob) -> None:
         job.options["precision"] = weights
     elif name == "deepspeed":
         job.options["precision"] = f"{mixed}-mixed"
-    elif fsdp and not (job.options.get("lora") and weights != "fp32"):
+    elif fsdp and not (job.options.get("lora") and weights != "fp32") and job.facts.get("casts_shards", True):
         job.options["precision"] = f"{mixed}-mixed"
         if _accelerated(job):
             job.options.setdefault("autocast", True)

@@ -201,6 +201,9 @@ def _fsdp(reader: ConfigReader, listed: list[str]) -> None:
     version_key = "fsdp_version" if reader.has("fsdp_version") else where["version"]
     reader.raw(where["version"])
     set_fsdp(reader, version_key, 1, listed, where, "offload_params")
+    if reader.integer(version_key, 1) == 2:
+        # fsdp2_prepare_model of monkeypatch/accelerate/fsdp2.py, in place of Accelerate's, casts no weights to fp32
+        reader.fact("casts_shards", False, version_key)
     dropped = where["sharding_strategy"]
     if str(reader.raw(dropped, "FULL_SHARD")).upper() not in ("FULL_SHARD", "1"):
         message = f"{dropped} has no effect: axolotl 0.18 drops it, and shards in full"

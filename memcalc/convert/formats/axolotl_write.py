@@ -61,15 +61,17 @@ def _sharded(job: ConfigJob) -> bool:
 
 
 def _precision(job: ConfigJob) -> dict[str, Any]:
-    """Weights are loaded in the dtype of the arithmetic, and 16-bit arithmetic is autocast."""
+    """Weights are loaded in the dtype of the arithmetic, where FSDP 1 alone casts them, and 16 bits are autocast."""
     plan = job.strategy
     kind = plan.precision
     if kind == "fp32":
         return {"bf16": False, "fp16": False}
-    narrow = kind == "bf16" and plan.autocast and (bool(plan.lora) or not _sharded(job))
-    wide = job.framework == "deepspeed" or (_sharded(job) and not plan.lora)
+    cast = _sharded(job) and job.framework != "fsdp2" and not plan.lora
+    narrow, wide = kind == "bf16" and plan.autocast and not cast, job.framework == "deepspeed" or cast
     mixed, half = kind == "bf16-mixed" and wide, kind == "fp16-mixed" and wide
     allowed = "axolotl loads weights in the dtype that it computes in, under autocast"
+    if job.framework == "fsdp2":
+        allowed += ", and its FSDP 2 casts none: --precision bf16 --autocast"
     job.require(narrow or mixed or half, "precision", allowed)
     return {"bf16": not half, "fp16": half}
 

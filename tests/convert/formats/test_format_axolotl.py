@@ -301,7 +301,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         fields["strategy.wide_embedding_moments"] = True
     lora = draw(st.booleans())
     if zero:
-        words["precision"] = "bf16" if lora else "bf16-mixed"
+        words["precision"] = "bf16" if lora or framework == "fsdp2" else "bf16-mixed"
         fields["strategy.reduce_dtype"] = "bf16"
         words["offload"] = draw(st.sampled_from(["none", "params"]))
         if steps > 1:
