@@ -234,8 +234,8 @@ def _precision(job: MergedJob) -> None:
     """Say the precision: its name depends on the runtime.
 
     FSDP under Accelerate keeps fp32 shards of what it trains, whatever they were loaded in, unless axolotl takes its
-    place, and computes and reduces in 16 bits; a frozen base stays as it was loaded. DeepSpeed casts all weights, adapters too, and keeps an fp32 master.
-    Else autocast runs over the weights as they are.
+    place, and computes and reduces in 16 bits; a frozen base stays as it was loaded. DeepSpeed casts all weights,
+    adapters too, and keeps an fp32 master. Else autocast runs over the weights as they are.
     """
     if job.options.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
         return
