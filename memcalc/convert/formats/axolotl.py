@@ -372,5 +372,6 @@ FORMAT = Format(
         "offload": ("activations", "params,activations", "optimizer,params,activations"),
     },
     choices={"micro_batch": (), "recompute": ("none", "full"), "offload": ("none", "params,optimizer")},
+    casts_shards=False,
     over_adapters={"autocast": True},  # bf16 is both the dtype of loading and autocast (loaders/model.py, base.py)
 )  # fmt: skip

@@ -78,6 +78,8 @@ class Format:
     """What it says beyond what its frameworks can be told, by option (:mod:`memcalc.frameworks.capability`)."""
     over_adapters: Mapping[str, Any] = field(default_factory=dict)
     """Options that its framework settles for every job with adapters: a search for it has them."""
+    casts_shards: bool = True
+    """Its FSDP 2 holds what is trained in fp32 under mixed precision, as Accelerate prepares it."""
     script: Callable[[ConfigJob], str] | None = None
     """The training script that reads what is written; None where the framework has a program of its own."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
