@@ -126,8 +126,8 @@ def _settled(name: str, framework: str, keywords: dict[str, Any]) -> dict[str, A
     # Accelerate 1.15, accelerator.py (prepare_model) and utils/dataclasses.py (set_mixed_precision of its plugin)
     gpu = catalog.gpu(str(keywords["gpu"]), tuple(keywords.get("preset_dirs") or ()))
     dtype = "bf16" if gpu.supports("bf16") else "fp16"
-    kept = dtype if dtype == "bf16" and not form.casts_shards else f"{dtype}-mixed"
-    return {"precision": kept, "autocast": True, "settings": {"strategy.reduce_dtype": "bf16"}}
+    precision = dtype if dtype == "bf16" and not form.casts_shards else f"{dtype}-mixed"
+    return {"precision": precision, "autocast": True, "settings": {"strategy.reduce_dtype": "bf16"}}
 
 
 def _framework_of(name: str, keywords: dict[str, Any]) -> str:
