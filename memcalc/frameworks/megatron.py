@@ -26,8 +26,9 @@ REMAINDERS = (2, 1)
 FUSED = (2, 14)
 """The release from which its kernel updates moments that are both bf16 as they are (459e7cf49; v2.13 lacks it)."""
 HELD_IN_8_BITS = ("", "delayed", "nvfp4")
-"""Recipes under which TransformerEngine holds fp32 main weights: ``fp8_recipe`` stays ``delayed`` beside 4 bits. That of
-the optimizer's config counts in 16 bits too: Megatron-Bridge 067f987d ``training/mixed_precision.py`` says tensorwise."""
+"""Recipes under which TransformerEngine holds fp32 main weights: ``fp8_recipe`` stays ``delayed`` beside 4 bits. The
+recipe of the optimizer's config counts in 16 bits too: that of Megatron-Bridge 067f987d (``MixedPrecisionConfig``) is
+``tensorwise``."""
 
 
 def holds_main_weights(fixed: SharedSettings, habits: Habits) -> bool:
