@@ -47,6 +47,8 @@ def habits_of(framework: str) -> Habits:
     if name not in FRAMEWORKS:
         raise UnknownNameError("framework", name, f"must be one of {', '.join(FRAMEWORKS)}", FRAMEWORKS)
     eras = FRAMEWORKS[name]
+    if name == "deepspeed" and era in deepspeed.NAMED:
+        return deepspeed.NAMED[era]
     if not at and name not in RELEASED:
         return eras[-1][1]
     requested = _order(framework, era or RELEASED[name])
@@ -77,7 +79,7 @@ def grows_segments(framework: str) -> bool:
     (True, False, False)
     """
     name, at, era = framework.partition("@")
-    if not at:
+    if not at or era in deepspeed.NAMED:
         return True
     requested = _order(framework, era)
     if requested[1] > LAST_VERSION:

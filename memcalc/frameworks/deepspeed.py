@@ -78,6 +78,25 @@ LEGACY = like(
     source="DeepSpeed v0.3.16 runtime/zero/stage1.py",
 )
 
+SCALING = like(
+    DEEPSPEED_06,
+    "deepspeed",
+    capabilities=support.SCALING,
+    zero=(1, 0),
+    lacks=("cp", "ep"),
+    zero_optimizer=Zero(fp32_accumulation=False, staged_weights=False),
+    overlaps_reduction=False,
+    reduces_each_input=True,
+    reduces_whole=True,
+    reduction_width=4,
+    reentrant=False,
+    stops_early=False,
+    optimizer_impl="foreach",
+    losses={"standard": DEEPSPEED.losses["standard"]},
+    source="Aleph-Alpha/scaling 737f855 core/optimizer/optimizer.py, allreduce.py; core/nn/linear, core/nn/mlp.py",
+)
+"""Aleph Alpha's own code, whose pipeline and ZeRO optimizer come from DeepSpeed."""
+
 ERAS = {
     "deepspeed": (
         ("0.3", LEGACY),
@@ -94,3 +113,5 @@ ERAS = {
     )
 }
 """By version, and for those who know only the month of a run by that."""
+NAMED = {"scaling": SCALING}
+"""What is no release of DeepSpeed, by its name."""

@@ -187,6 +187,13 @@ class Habits:
     """Gradients are reduced over data-parallel ranks while backward still runs."""
     overlaps_input_gradients: bool = False
     """The reduction of a column-parallel layer's input gradient over TP ranks runs beside its weight gradient."""
+    reduces_each_input: bool = False
+    """Each column-parallel layer reduces the gradient of its input on its own, gate and up too; else layers that read
+    the same tensor reduce it together. Under sequence parallelism the input is gathered, and reduced, once."""
+    reduces_whole: bool = False
+    """At stage 1 every rank has all reduced gradients before it takes its part; else a part is reduced to its rank."""
+    reduction_width: int = 0
+    """Bytes an element of gradients that are cast for their reduction; 0 where they go as they are."""
     flattened_gradients: bool = False
     """Gradients are flattened for their all-reduce, and each parameter refers to those of the step before until then
     (Megatron-LM of 2021 without contiguous buffers)."""

@@ -205,6 +205,7 @@ HF = replace(
 """The Trainer on one GPU, or on FSDP 1: its table passes no sharding strategy on (training_args.py)."""
 DEEPSPEED_OPTIMIZERS = ("adamw", "lion", "sgd", "sgd-momentum", "muon")
 _INITIALIZE = "pass it to deepspeed.initialize yourself"
+_SCALING = "write the configuration of Aleph Alpha's Scaling yourself"
 DEEPSPEED = Capabilities(
     zero=Support(("3", "2", "1", "0")),
     precision=Support(("bf16-mixed", "fp16-mixed", "fp32", "bf16-autocast", "fp16-autocast", "bf16")),
@@ -236,6 +237,18 @@ MEGATRON_DEEPSPEED = replace(
     loss=Support(("standard", "parallel"), {"fused-linear": needs.LOSS["fused-linear"]}),
 )
 """Megatron-DeepSpeed 541b967: ``--checkpoint-activations --checkpoint-num-layers``."""
+SCALING = replace(
+    MEGATRON_DEEPSPEED,
+    zero=support_of((), ("1", "0"), _SCALING),
+    recompute=Support(("none", "full"), needs.RECOMPUTE),
+    offload=offloads(("none",), {}),
+    optimizer=Support(("adamw",)),
+    optimizer_impl=Support(("foreach", "fused")),
+    loss=Support(("standard",)),
+    parallel=Support(("dp", "tp", "tp+sp", "pp")),
+    uneven=Support(("first_stage_layers", "last_stage_layers")),
+)
+"""Scaling 737f855: no file of it is written."""
 LITGPT = Capabilities(
     zero=Support(("0", "3"), {"2": "change FSDPStrategy in the script"}),
     precision=support_of(

@@ -117,14 +117,46 @@ def _tensor(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> tuple[M
         volume_again = volume_again + b.reductions_again * sent // 2
         calls_again = calls_again + b.reductions_again * number // 2
     ends = comm.tensor_parallel_bytes(grid.tokens, census.model.hidden, 2, ranks, 1) * (grid.is_first + grid.is_last)
+    ends = ends + _whole_logits(census)
+    apart, apart_calls = _reduced_apart(grid, blocks)
     stride = np.int64(1)
     # A frozen layer makes no gradient of its weight, beside which its input's could be reduced
     beside = int(grid.habits.overlaps_input_gradients and grid.fixed.adapters is None)
     return (
-        _message(grid, node, volume * (2 - beside) + ends, calls * (2 - beside), ranks, stride),
+        _message(grid, node, volume * (2 - beside) + apart + ends, calls * (2 - beside) + apart_calls, ranks, stride),
         _message(grid, node, volume * beside, calls * beside, ranks, stride),
         _message(grid, node, volume_again, calls_again, ranks, stride),
     )
+
+
+def _whole_logits(census: ModelOnGrid) -> Array:
+    """Bytes of logits that are gathered over the ranks that divide the head, where the loss takes them whole."""
+    grid = census.grid
+    divided = grid.habits.vocab_parallel or grid.fixed.loss not in {"standard", "fused-kernel", "chunked"}
+    if divided or not (census.model.head and census.model.vocab):
+        return np.int64(0)
+    return comm.all_gather_bytes(2 * grid.tokens * census.vocab, grid.degree("tp")) * grid.is_last
+
+
+def _reduced_apart(grid: Grid, blocks: list[BlockWork]) -> tuple[Array, Array]:
+    """Bytes and calls of backward's reductions beyond one for attention and one for the MLP.
+
+    Each column-parallel layer is told of its input on its own (Scaling 737f855 ``core/nn/linear/utils.py``,
+    ``_CopyToModelParallelRegion``; ``core/nn/mlp.py``, ``ParallelSwiGLUMLP``): gate and up reduce the same tensor's
+    gradient twice, queries, keys and values, one weight unless they differ in heads, three times.
+    """
+    volume: Array = np.zeros((1,) * 7, dtype=np.int64)
+    if not grid.habits.reduces_each_input:
+        return volume, volume
+    ranks, calls = grid.degree("tp"), volume
+    for b in blocks:
+        spec = b.activations.group.block
+        attention, gated = spec.attention, getattr(spec.mlp, "gated", False)
+        more = int(gated) + 2 * (attention is not None and attention.kv_heads != attention.heads)
+        sent = comm.tensor_parallel_bytes(b.activations.tokens, spec.hidden, 2, ranks, 1)
+        alone = b.layers * more * (grid.sequence_shard == 1)
+        volume, calls = volume + alone * sent, calls + alone * (ranks > 1)
+    return volume, calls
 
 
 def _split_block(grid: Grid, block: BlockWork) -> tuple[Array, Array]:
@@ -277,7 +309,7 @@ def _volumes(census: ModelOnGrid) -> tuple[Array, Array]:
     elif grid.fixed.quantize in {"int8", "gptq-int8"}:
         width = np.full(width.shape, 1.0)
     updated = trained(census)
-    reduce = grid.reduce_width if grid.habits.full_shard else updated.width("gradient")
+    reduce = grid.reduce_width if grid.habits.full_shard else grid.habits.reduction_width or updated.width("gradient")
     return _over(census) * width, _over(updated) * reduce
 
 
@@ -301,6 +333,6 @@ def _repeats(grid: Grid) -> tuple[Repeats, Repeats]:
         each = Repeats(sharded * alone, third * alone, sharded * alone)
         return each, Repeats(sharded * (1 - alone), none, sharded * (1 - alone) + 2 * (1 - sharded))
     second = ((zero == 2) & (grid.habits.zero_optimizer is not None)).astype(np.int64) * alone
-    reductions = np.where(zero == 0, 2, 1) * (1 - third) * (1 - second)
+    reductions = np.where((zero == 0) | grid.habits.reduces_whole, 2, 1) * (1 - third) * (1 - second)
     gathers = ((zero == 1) | (zero == 2)).astype(np.int64)
     return Repeats(third, third, third + second), Repeats(gathers, none, reductions)

@@ -191,5 +191,6 @@ def comparable(a: Job, b: Job) -> bool:
 
 def layout_only(a: Job, b: Job) -> bool:
     """Whether they differ in layout, micro-batch, sharding and batch alone."""
-    plain = [job.grid.fixed.model_copy(update={"global_batch": 0}) for job in (a, b)]
+    layout = dict.fromkeys(("global_batch", "first_stage_layers", "last_stage_layers"), 0)
+    plain = [job.grid.fixed.model_copy(update=layout) for job in (a, b)]
     return plain[0] == plain[1] and (a.grid.recomputes, a.grid.precisions) == (b.grid.recomputes, b.grid.precisions)
