@@ -37,6 +37,9 @@ PADDED = 0.4
 """Share of a dropless block's wait that is left where experts are padded to a capacity, so that the host knows their
 rows (Megatron-LM d98e8a64 ``core/transformer/moe/token_dispatcher.py``: ``drop_and_pad``); no run isolates it.
 The value is of a fit in which published layouts with such experts took part: of them it is no forecast."""
+WARP_WIDE = ("8", "12")
+"""Major compute capabilities whose matrix units are driven by ``mma.sync`` alone, so that cuBLAS and FlashAttention run
+Ampere's kernels on them (flash-attention 2.8 ``csrc/flash_attn/src``: ``flash_fwd_*_sm80.cu`` for 8.x and 12.x)."""
 SINGLE = (
     "exposed_tensor",
     "exposed_exchange",
@@ -178,6 +181,12 @@ def factors_of(gpu: GPU, grid: Grid) -> dict[str, Any]:
     }
 
 
+def kernel_arch(gpu: GPU) -> str:
+    """The architecture whose products a GPU runs."""
+    wide = str(gpu.compute_capability).partition(".")[0] in WARP_WIDE
+    return "Ampere" if wide else gpu.arch.split()[0]
+
+
 def overlaps(grid: Grid) -> Array:
     """1 where a step's reductions run beside backward; DeepSpeed's stages 1 and 2 do so where they are asked to."""
     zero, engine = grid.zero, grid.habits.zero_optimizer
@@ -210,8 +219,8 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
     library = "cuDNN" if grid.habits.attention_library == "te" else "FlashAttention"
     return {
         **dict.fromkeys(SINGLE, (ANY,)),
-        "matmul": (gpu.name, f"{arch}, {engine}", arch, ANY),
-        "attention": (gpu.name, f"{arch}, {library}", arch, ANY),
+        "matmul": (gpu.name, f"{arch}, {engine}", kernel_arch(gpu), ANY),
+        "attention": (gpu.name, f"{arch}, {library}", kernel_arch(gpu), ANY),
         "attention_half": (ANY,),
         "passes": (kernels,),
         "launch": (kernels, ANY),

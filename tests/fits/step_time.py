@@ -129,6 +129,23 @@ GIVEN = (
           "ZeRO-Offload, arXiv:2101.06840, table 4, as recalled: CPU-Adam updates 10^9 parameters in 0.24 s, 28 bytes "
           "each, where 12 channels of DDR4-2666 have 256 GB/s (DGX-2, two Xeon Platinum 8168)"),
 )  # fmt: skip
+REFERENCE, REFERENCE_BEST = "a100-80g", 264.53e12
+"""The card on which Ampere's constants are fitted, and the best 16-bit product that PyTorch reached on one [FLOP/s]."""
+BESTS = {
+    "a100-pcie-40g": (234.14e12, 1), "a10": (56e12, 1), "l4": (70.89e12, 1), "l40s": (269.15e12, 1),
+    "rtx-3090": (76.58e12, 3), "rtx-4090": (164.81e12, 9), "rtx-5090": (238.04e12, 4), "rtx-a6000": (123.34e12, 1),
+    "rtx-6000-ada": (269.15e12, 1),
+}  # fmt: skip
+"""The same of other cards that run Ampere's kernels, at the clocks that they hold: in bf16, the median of so many.
+
+A data sheet's peak is that of one clock. A GeForce, whose fp32 sums run at half rate, holds a higher one; a card of
+little power a lower one: 45% of the A10's peak, 108% of the RTX 3090's.
+"""
+BEST_SOURCE = "zzc0721/torch-performance-test-data 9d82827 database.md"
+BEST_SOURCES = {
+    "a10": "chsasank/device-benchmarks 7ccc883 README.md",
+    "rtx-6000-ada": f"an L40S, the same chip at 350 W in place of 300 W, {BEST_SOURCE}",
+}
 DEPTHS = (1, 16)
 """Stages up to which pipelines are computed together."""
 SHARES = ("hidden", "hidden_between", "window", "between", "between_tensor", "inside", "inside_tensor")
@@ -354,12 +371,27 @@ def constants(found: Fitted) -> list[str]:
         before = {name: float(f"{each:.4g}") for name, each in expected(prior).items()}
         parts.append(_constant(known, _lowered(prior.name, x), ends[0], ends[-1], **before, runs=runs, sources=sources))
     parts += [_constant(prior, *(3 * (prior.value,))) for prior in GIVEN]
+    parts += [row for name in BESTS for row in _of_card(name, found)]
     for name in ("matmul", "attention"):
         values = [(v, p) for v, p in zip(found.x, PRIORS, strict=True) if p.name == name]
         each = [_lowered(name, v) for v, _ in values]
         middle = Prior(name, "any", 0, 0, "-", "the median of the architectures")
         parts.append(_constant(middle, float(np.median(each)), min(each), max(each)))
     return parts
+
+
+def _of_card(name: str, found: Fitted) -> Iterator[str]:
+    """Rates of a card that none is fitted on: Ampere's, as its best product compares with that of an A100."""
+    best, cards = BESTS[name]
+    share = best / catalog.gpu(name).peak_flops["bf16"]
+    ratio = share / (REFERENCE_BEST / catalog.gpu(REFERENCE).peak_flops["bf16"])
+    many = f"the median of {cards} cards" if cards > 1 else "one card"
+    source = f"Ampere's, times best product over that of an A100: {many}, {BEST_SOURCES.get(name, BEST_SOURCE)}"
+    for place, prior in enumerate(PRIORS):
+        if prior.of == "Ampere" and prior.name in ("matmul", "attention"):
+            ends = sorted(_lowered(prior.name, each) for each in found.refits.T[place])
+            values = [ratio * each for each in (_lowered(prior.name, found.x[place]), ends[0], ends[-1])]
+            yield _constant(replace(prior, of=name, source=source), *values)
 
 
 def _constant(of: Prior, value: float, low: float, high: float, **more: float) -> str:

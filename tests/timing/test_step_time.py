@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memcalc.formulas import Array
 
 LEFT_OUT = {
-    "Hagemann 2023": 0.06, "NVIDIA DGX Cloud": 0.06, "Megatron-Bridge": 0.10, "fms-fsdp": 0.08, "InternEvo": 0.04,
+    "Hagemann 2023": 0.05, "NVIDIA DGX Cloud": 0.06, "Megatron-Bridge": 0.10, "fms-fsdp": 0.08, "InternEvo": 0.04,
     "nanotron": 0.10,
 }  # fmt: skip
 """What the median error on a source may be by constants that were fitted without it."""
@@ -108,8 +108,8 @@ def test_how_the_layouts_of_published_sweeps_are_put_in_order() -> None:
     """By constants that were fitted without their source; what is not reached stands in docs/evidence.md."""
     found = {row.name: row for row in catalog.step_time().sweeps}
     hagemann, nanotron = found["Hagemann 2023"], found["nanotron"]
-    assert hagemann.right / hagemann.pairs >= 0.82
-    assert hagemann.regret <= 0.05
+    assert hagemann.right / hagemann.pairs >= 0.86
+    assert hagemann.regret <= 0.055
     assert hagemann.first / hagemann.sweeps >= 0.85
     assert nanotron.regret <= 0.05
 

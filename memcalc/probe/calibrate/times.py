@@ -16,7 +16,7 @@ from memcalc import api, catalog, validation
 from memcalc.calibrations import OF_GPU
 from memcalc.specs.calibration import FittedConstant
 from memcalc.terms import ModelOnGrid
-from memcalc.timing.rates import Rates, hardware_of, links, peak_flops, rates_by
+from memcalc.timing.rates import Rates, hardware_of, kernel_arch, links, peak_flops, rates_by
 from memcalc.timing.times import seconds
 from memcalc.timing.work import Work, work_of
 from memcalc.units import MIB
@@ -170,7 +170,7 @@ def priors_of(gpu: GPU) -> list[Prior]:
 def _shipped(table: StepTimeTable, name: str, gpu: GPU) -> tuple[float, float]:
     """A constant of the GPU, of its architecture, or of any, with its spread."""
     rows = {row.of: row for row in table.constant if row.name == name}
-    row = next(rows[scope] for scope in (gpu.name, gpu.arch.split()[0], "any") if scope in rows)
+    row = next(rows[scope] for scope in (gpu.name, kernel_arch(gpu), "any") if scope in rows)
     return row.value, _spread(row.low, row.high)
 
 
