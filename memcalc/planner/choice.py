@@ -91,9 +91,13 @@ def _times(factor: float, plan: SimulatedPlan) -> float:
 
 
 def chosen(short: Shortlist, most: int, *, filled: int = FEW, rank_all: bool = False) -> list[Choice]:
-    """The plans of one number of GPUs, the one to run first; other ideas fill the list up to ``filled``, and end it."""
+    """The plans of one number of GPUs, the one to run first; other ideas fill the list up to ``filled``.
+
+    They end it, unless the plans are in the order of an objective that was asked for.
+    """
     goal = short.wanted.goal.name
-    best = short.first() if goal in {"throughput", "memory"} else simplest(short)
+    ordered = goal in {"throughput", "memory"}
+    best = short.first() if ordered else simplest(short)
     if best is None:
         return []
     role = {"throughput": FASTEST, "memory": SMALLEST}.get(goal, BEST)
@@ -109,7 +113,7 @@ def chosen(short: Shortlist, most: int, *, filled: int = FEW, rank_all: bool = F
     ideas = {row.plan.candidate.idea for row in rows}
     fill = short.in_order(lambda idea: idea not in ideas, inf if goal == "memory" else _times(GAIN, best))
     rows += [Choice(plan) for plan in islice(fill, max(min(filled, most) - len(rows), 0))]
-    return [rows[0], *sorted(rows[1:], key=lambda row: (not row.roles, row.plan.candidate.key))]
+    return [rows[0], *sorted(rows[1:], key=lambda row: (not (row.roles or ordered), row.plan.candidate.key))]
 
 
 def _with(rows: list[Choice], role: str, plan: SimulatedPlan | None, most: int) -> list[Choice]:

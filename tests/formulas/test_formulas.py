@@ -18,7 +18,6 @@ from memcalc.formulas import (
     communication,
     flops,
     gradients,
-    kernels,
     offload,
     optimizer,
     optimizer_states,
@@ -28,7 +27,7 @@ from memcalc.formulas import (
 from memcalc.specs.strategy import OPTIMIZERS
 
 MODULES = (
-    *(activations, bubbles, communication, flops, gradients, kernels),
+    *(activations, bubbles, communication, flops, gradients),
     *(offload, optimizer, optimizer_states, parameters, pipeline),
 )
 FORMULAS = {
@@ -152,8 +151,8 @@ FALLING = {
     ("offload.exposed_offload_seconds", "compute"),
     ("flops.model_flops_utilization", "peak"),
     ("communication.group_bandwidth", "ranks"),
-    ("kernels.kernel_seconds", "rate"),
-    ("kernels.kernel_seconds", "bandwidth"),
+    ("flops.kernel_seconds", "rate"),
+    ("flops.kernel_seconds", "bandwidth"),
 }
 NEITHER = {
     # longer passes over weights hide more of a bubble, but for few micro-batches the answer is 1F1B's

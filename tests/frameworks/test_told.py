@@ -126,8 +126,9 @@ def exported(estimate: Estimate, to: str | None = None) -> Exported:
 
 def is_said(done: Exported, estimate: Estimate) -> bool:
     """Whether what runs has the plan's bytes, or a note says which the launcher makes of it."""
-    moved = [note for note in done.notes if f"not the planned {estimate.peak.device / GIB:.2f}" in note]
-    return not done.notes or bool(moved and get_format(done.format).decided)
+    notes = [note for note in done.notes if "deprecates FSDP 1" not in note]
+    moved = [note for note in notes if f"not the planned {estimate.peak.device / GIB:.2f}" in note]
+    return not notes or bool(moved and get_format(done.format).decided)
 
 
 @TABLES
