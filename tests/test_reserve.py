@@ -18,6 +18,7 @@ def residuals() -> list[reserves.ReserveSample]:
     return reserve.residuals()
 
 
+@pytest.mark.slow
 def test_the_shipped_range_is_a_fresh_fit() -> None:
     assert reserve.FILE.read_text() == reserve.fit(residuals())
 

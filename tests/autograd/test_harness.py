@@ -170,6 +170,7 @@ def peak_of_optimizer(steps: Steps) -> Event:
     return max((e for e in steps.events if (e.step, e.phase) == (2, "optimizer")), key=lambda e: e.live)
 
 
+@pytest.mark.slow
 def test_ddp_keeps_a_second_copy_of_gradients_unless_they_are_views_of_buckets() -> None:
     plain, views = (parallel.ddp_timeline("titan", 8, bucket_view=view) for view in (False, True))
     alone = timeline.step_timeline("titan")

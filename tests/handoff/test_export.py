@@ -460,6 +460,7 @@ LED = {
 """By format a job that it cannot say: adapters, and sizes without a flavor."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", LED)
 def test_a_refusal_leads_to_a_plan_that_is_written(to: str) -> None:
     """The line of the refusal is run, and the first plan of its answer is exported."""

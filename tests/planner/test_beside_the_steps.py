@@ -34,6 +34,7 @@ def test_no_plan_is_one_whose_evaluation_does_not_fit() -> None:
     assert "evaluation of 32 sequences" in refused.too_large
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["full-on-gpu", "sharded"])
 def test_each_plan_gets_the_verdict_of_its_estimate(form: str) -> None:
     told = {"strategy.state_dict": form}

@@ -247,6 +247,7 @@ def test_every_plan_can_be_run(model: str, gpu: str, gpus: int) -> None:
     assert [plan.rank for plan in answer.plans] == list(range(1, len(answer.plans) + 1))
 
 
+@pytest.mark.slow
 def test_the_best_of_each_idea_is_the_best_of_all_that_run() -> None:
     """What is left out without a replay would not have run: all of them are replayed to the end."""
     chip, words = catalog.gpu("a100-40g"), {"gpus": 4, "precision": "bf16-mixed", "pp": 1, "cp": 1, "zero": 3}

@@ -238,6 +238,7 @@ def test_each_phase_is_the_same_alone_and_in_a_space(
             assert one.tolist() == many.tolist(), (*part, layout, precision, recompute, batch)
 
 
+@pytest.mark.slow
 @few
 @given(
     gpus=st.sampled_from([1, 4, 8]),

@@ -44,6 +44,7 @@ def test_no_run_that_ran_out_is_said_to_fit() -> None:
     assert {run.verdict for run in runs() if run.outcome == "ran-out"} == {"tight", "no answer"}
 
 
+@pytest.mark.slow
 def test_unpadded_runs_fit_up_to_the_lengths_that_one_data_set_has() -> None:
     """Six sizes of one family met GSM8K at the largest micro-batch that ran: what decided is one distribution.
 

@@ -419,6 +419,7 @@ def ready(saved: SavedPlan) -> Watch:
     return Watch(saved, Options(on_pressure="step", threshold="9 GiB"))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(short=st.lists(st.booleans(), max_size=8), reads=st.booleans(), relax=st.booleans())
 def test_whatever_happens_the_global_batch_is_kept(short: list[bool], reads: bool, relax: bool, ready: Watch) -> None:

@@ -430,6 +430,7 @@ def test_a_worker_that_fails_is_a_result() -> None:
     assert late["message"].startswith("stopped after 0 s")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each job is an interpreter of its own")
 def test_jobs_are_forked_from_one_process() -> None:
     """One that fails, one whose time is up and one that answers have processes of their own, and the next begins."""

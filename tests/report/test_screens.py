@@ -25,6 +25,7 @@ from memcalc.report.terminal_rows import broken
 from memcalc.results.check import CheckFinding, Severity
 from memcalc.serving.stages import GRAPHS, NON_TORCH, WEIGHTS
 
+pytestmark = pytest.mark.usefixtures("answers_once")
 SERVED = "serve --model 70b --gpu h100 --gpus 4"
 FULL = "plan --model 7b --gpu a100-40g --gpus 1 --offload none"
 PPO = (

@@ -479,6 +479,7 @@ def test_a_killed_sweep_goes_on_to_the_same_bytes_and_leaves_no_worker(
     assert output.read_bytes() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_an_interrupt_says_how_to_go_on(whole: tuple[Path, bytes], tmp_path: Path) -> None:
     path, expected = whole
@@ -505,6 +506,7 @@ def test_two_processes_give_the_bytes_of_one(whole: tuple[Path, bytes], tmp_path
     assert (tmp_path / "t.csv").read_bytes() == expected
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_nothing(whole: tuple[Path, bytes], tmp_path: Path) -> None:
     path, expected = whole
     killed: list[int] = []
@@ -525,6 +527,7 @@ DYING = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptio
 ends with an error, once every future has its exception (concurrent/futures/process.py, terminate_broken)."""
 
 
+@pytest.mark.slow
 @DYING
 def test_a_worker_that_dies_once_costs_no_row(
     whole: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -537,6 +540,7 @@ def test_a_worker_that_dies_once_costs_no_row(
     assert (tmp_path / "t.csv").read_bytes() == expected
 
 
+@pytest.mark.slow
 @DYING
 def test_a_job_that_kills_its_worker_again_and_again_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that were in flight beside it are not blamed."""

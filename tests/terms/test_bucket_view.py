@@ -67,6 +67,7 @@ os._exit(0)
 """In a process of its own, which ends without taking down the group's threads: that may wait for ever."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_view", [True, False])
 def test_torch_keeps_gradients_in_its_buckets(tmp_path: Path, as_view: bool) -> None:
     """With views all gradients of a bucket share one storage, which is the same one after zero_grad and a step."""
