@@ -67,7 +67,7 @@ def answers_once() -> Iterator[None]:
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("estimate", "plan", "largest", "smallest", "ladder", "ladder_rl", "plan_rl", "rl", "diff", "serve"):
+        for name in ("estimate", "plan", "largest", "smallest", "ladder", "ladder_rl", "plan_rl", "rl", "diff"):
             patch.setattr(memcalc, name, once(getattr(memcalc, name)))
         yield
 

@@ -3,6 +3,7 @@
 import math
 from functools import cache
 
+import pytest
 from fits import offload_reports, reserve
 
 import memcalc

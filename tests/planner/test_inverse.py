@@ -440,7 +440,8 @@ def test_the_same_question_has_the_same_answer_to_the_byte() -> None:
     texts = {render(report(memcalc.largest("micro-batch", **SMALL, seq_len=256)), form) for form in ("json",) * 2}
     assert len(texts) == 1
     assert "elapsed" not in texts.pop()
-    shown = RUN.invoke(app, ["max", "micro-batch", "--model", "gpt2", "--gpu", GPU, "--gpus", "1", "--seq-len", "256", "-v"])
+    words = ["max", "micro-batch", "--model", "gpt2", "--gpu", GPU, "--gpus", "1", "--seq-len", "256", "-v"]
+    shown = RUN.invoke(app, words)
     assert re.search(r", \d+ simulated", shown.stdout)
 
 
