@@ -154,11 +154,14 @@ def _cluster(scheduler: str, processes: int) -> Iterator[Any]:
         raise InputError("scheduler", scheduler, "needs Dask: pip install 'memcalc[distributed]'")
     if not scheduler.strip():  # Dask would start a cluster of its own
         raise InputError("scheduler", scheduler, "must be `local` or the address of a scheduler")
+    import dask
     from distributed import Client, LocalCluster
 
     with contextlib.ExitStack() as stack:
         address = scheduler
         if scheduler == "local":
+            # A task that kills is isolated here; given to another worker it would kill that one too, with its results
+            stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 0}))
             address = stack.enter_context(
                 LocalCluster(n_workers=processes, threads_per_worker=1, processes=True, dashboard_address=None)
             )

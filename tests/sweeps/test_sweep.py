@@ -584,13 +584,19 @@ def test_dask_gives_the_same_bytes_although_a_worker_is_killed(whole: tuple[Path
 @pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed")
 @pytest.mark.filterwarnings("default")
 def test_dask_by_the_address_of_its_scheduler_and_a_job_that_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dask
     from distributed import LocalCluster
 
     monkeypatch.setattr(runner, "rows_of", sweep_workers.killed_by_one_job)
     monkeypatch.setattr(runner, "_FIRST_JOBS", 2)
     monkeypatch.setattr(runner, "_DEATHS", 1)
     lengths = [128, 256, sweep_workers.DEADLY, 384]
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    # Dask waits for ever, now and then, for a result that a task has killed on its next worker
+    never_twice = dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with (
+        never_twice,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+    ):
         answer = memcalc.sweep(words(model="opt-125m", seq_len=lengths), scheduler=cluster.scheduler_address)
     assert [row["status"] == "error" for row in answer.rows] == [length == sweep_workers.DEADLY for length in lengths]
 
