@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memcalc._version import __version__
 from memcalc.errors import FileError, MemcalcError, MissingError
@@ -17,12 +18,8 @@ from memcalc.probe.triage.message_causes import cause, causes_of, other_processe
 from memcalc.probe.triage.plain_pickle import looks_like_pickle
 from memcalc.probe.triage.snapshot import LARGEST_SNAPSHOT, read_snapshot
 from memcalc.probe.triage.snapshot_causes import SnapshotEvidence, evidence_of
+from memcalc.results.serving import EngineLog
 from memcalc.results.triage import GpuProcess, Triage, TriageCause, TriageFailure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from memcalc.results.serving import EngineLog
 
 LARGEST_LOG = 256 << 20
 """Bytes of a log."""
