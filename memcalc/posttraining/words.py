@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
-from memcalc.planner.request import boolean, flag, one_of
+from memcalc.planner.request import flag, one_of
 from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, toolkit_of
-from memcalc.serving.engines import number, share
+from memcalc.serving.engines import value_of
 from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
 
 if TYPE_CHECKING:
@@ -125,17 +125,7 @@ def read_words(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(option: Option, value: Any) -> Any:
-    if option.kind == "fraction":
-        return share(value, option.name)
-    if option.kind == "name":
-        return one_of(str(value), option.name, option.values)
-    if option.kind == "flag":
-        return boolean(value, option.name)
-    if option.kind == "count" and option.name == "engine_gpus" and str(value) == "0":
-        return 0
-    if option.kind == "count":
-        return number(value, option.name, option.unit)
-    return str(value)
+    return 0 if option.name == "engine_gpus" and str(value) == "0" else value_of(option, value)
 
 
 def parked(text: str) -> tuple[str, ...]:

@@ -141,14 +141,15 @@ def read_words(raw: Mapping[str, Any]) -> dict[str, Any]:
     if unknown is not None:
         raise UnknownNameError("word", unknown, f"must be one of {', '.join(ENGINE_WORDS)}", ENGINE_WORDS)
     rows = [option for option in ENGINE_OPTIONS if raw.get(option.name) is not None]
-    return {option.name: _value(option, raw[option.name]) for option in rows}
+    return {option.name: value_of(option, raw[option.name]) for option in rows}
 
 
-def _value(option: Option, value: Any) -> Any:
+def value_of(option: Option, value: Any) -> Any:
+    """A word as its kind is read, of an engine or of post-training; InputError for any other."""
     if option.kind == "fraction":
         return share(value, option.name)
     if option.kind == "name":
-        return one_of(value, option.name, option.values)
+        return one_of(str(value), option.name, option.values)
     if option.kind == "flag":
         return boolean(value, option.name)
     if option.kind == "bytes":

@@ -376,7 +376,7 @@ def test_what_it_cannot_say_is_refused_by_name(words: dict[str, Any], named: str
 NOT_FIELDS = {
     "model_type", "model_config", "model_revision", "model_kwargs.",  # aliases: deprecated.py
     "gptq_disable_exllama",  # read in loaders/model.py without a field
-    "debug", "eval_table_max_new_tokens",  # of older releases
+    "debug", "eval_table_max_new_tokens",  # of releases of 2024, whose examples have them
 }  # fmt: skip
 
 
