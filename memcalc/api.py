@@ -13,14 +13,13 @@ from memcalc.convert.named_model import NamedModel, named_model
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.habits import rewritten
+from memcalc.planner import Tally
 from memcalc.planner.adapted_layers import adapter_warnings
+from memcalc.planner.as_is import check_mixers, check_recorded
 from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob
-from memcalc.planner.mixers import check_mixers
-from memcalc.planner.progress import Tally
 from memcalc.planner.record import flat_options, pinned, record_of, split_options
-from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import check_words, positive
 from memcalc.specs.job import Largest, Smallest
 from memcalc.specs.options import BATCHING
@@ -28,9 +27,9 @@ from memcalc.terms.head import with_predictors
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
+    from memcalc.planner import Listener
     from memcalc.planner.limit_answer import LimitQuery
     from memcalc.planner.limit_grid import LimitJob
-    from memcalc.planner.progress import Listener
     from memcalc.planner.request import Request
     from memcalc.planner.varying import JobLengths
     from memcalc.results.estimates import Estimate

@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import Habits
 from memcalc.frameworks.capabilities import check_told, usual_form
+from memcalc.frameworks.float8 import check_recipe, optimizer_alone, transposes
 from memcalc.grid import Grid, Layout
 from memcalc.planner import defaults
 from memcalc.planner import pipelines as pipes
+from memcalc.planner.adapted_layers import check_splits, splitting
 from memcalc.planner.answer import strategy_of
-from memcalc.planner.bounds import check_countable
-from memcalc.planner.direct import check_direct, check_replicated, clashes_for, kinds, usual, with_replicas
-from memcalc.planner.float8 import check_recipe, optimizer_alone, transposes
+from memcalc.planner.as_is import known_precisions, policies_for, recorded_optimizers
+from memcalc.planner.direct import (
+    allowed,
+    check_direct,
+    check_modules,
+    check_replicated,
+    clashes_for,
+    kinds,
+    policies,
+    usual,
+    with_replicas,
+)
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
-from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages
-from memcalc.planner.megatron_adapters import check_splits, splitting
-from memcalc.planner.mixers import known_precisions
+from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages, check_countable
 from memcalc.planner.optimizers import (
     GALORE,
     adapter_fields,
@@ -32,8 +41,6 @@ from memcalc.planner.optimizers import (
     possible,
 )
 from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for, splitting_experts
-from memcalc.planner.policies import allowed, check_modules, policies
-from memcalc.planner.recorded import policies_for, recorded_optimizers
 from memcalc.planner.request import Request
 from memcalc.specs.options import BY_NAME, DEGREES, SHARED, SharedSettings
 from memcalc.specs.strategy import OPTIMIZERS

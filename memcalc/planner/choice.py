@@ -1,23 +1,29 @@
-"""Which plans are listed: the one to run first, then one of each idea that is worth a look."""
+"""Which plans are listed: the one to run first, one of each idea that is worth a look, and other global batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
+from memcalc.errors import MemcalcError
+from memcalc.planner import axes
 from memcalc.planner.offload_memory import capacity
 from memcalc.planner.ranking import Objective
 from memcalc.planner.search import Wanted
 from memcalc.planner.shortlist import any_idea, resident, shortlists
+from memcalc.results.details import SearchedStrategy
+from memcalc.terms.overhead import overhead_of
 
 if TYPE_CHECKING:
     from memcalc.planner.finalists import SimulatedPlan
     from memcalc.planner.job import PlanJob
-    from memcalc.planner.search import Candidate
+    from memcalc.planner.search import Candidate, SearchResult
     from memcalc.planner.shortlist import Among, Shortlist
+    from memcalc.terms import Overhead
+
 
 NEARLY = 1.05
 """Among plans up to so much slower than the fastest the simplest is chosen."""
@@ -146,3 +152,65 @@ def _smallest(short: Shortlist, candidates: Iterable[Candidate], most: float) ->
     runs = (plan for candidate in ordered if (plan := short.replayed(candidate)) is not None)
     plan = next(runs, None)
     return plan if plan is not None and plan.peaks.top.device <= most else None
+
+
+# ------------------------------------------------------------------------------------------------- another global batch
+
+
+def with_batches(job: PlanJob, gpus: int, rows: list[Choice], goal: Objective, most: int) -> list[Choice]:
+    """The rows, and the plan of each other global batch that none of them beats in all three axes."""
+    if goal.critical_batch is None or "global_batch" not in job.request.choices or not rows:
+        return rows
+    listed = list(rows)
+    for plan in _of_each_batch(job, gpus, goal):
+        figures = _compared(plan)
+        beaten = any(all(a <= b for a, b in zip(_compared(row.plan), figures, strict=True)) for row in listed)
+        if not beaten:
+            listed.append(
+                Choice(plan, ("larger batch" if figures[2] > _compared(rows[0].plan)[2] else "smaller batch",))
+            )
+    return [*listed[:1], *listed[len(rows) :], *listed[1 : len(rows)]][:most]
+
+
+def _of_each_batch(job: PlanJob, gpus: int, goal: Objective) -> Iterator[SimulatedPlan]:
+    for batch in axes.batches(job.request, job.model, gpus):
+        try:
+            short = shortlists(job.pinned(global_batch=batch), [gpus], Wanted(goal)).get(gpus)
+        except MemcalcError:
+            continue  # no layout divides it
+        plan = simplest(short) if short else None
+        if plan is not None:
+            yield plan
+
+
+def _compared(plan: SimulatedPlan) -> tuple[float, float, float]:
+    """Bytes, the negative throughput, and the batch, which waste grows with: less is better in each."""
+    candidate = plan.candidate
+    return plan.peaks.top.device, -candidate.tokens_per_second_per_gpu, candidate.grid.fixed.global_batch
+
+
+# -------------------------------------------------------------------------------------------------- what else was found
+
+
+MOST_SHOWN = 400
+"""Strategies that are kept for a number of GPUs, those of the frontier aside."""
+
+
+def searched_strategies(job: PlanJob, outcomes: Mapping[int, SearchResult]) -> Iterator[SearchedStrategy]:
+    """Yield the frontier of each number of GPUs, and an even sample of the best of each idea."""
+    known: dict[tuple[int, object], Overhead] = {}
+
+    def device(candidate: Candidate) -> int:
+        key = (id(candidate.grid), candidate.layout)
+        if key not in known:
+            known[key] = overhead_of(job.gpu, candidate.grid, candidate.layout)
+        return known[key].device(candidate.reserved)
+
+    for gpus, outcome in outcomes.items():
+        listed = outcome.best
+        for frontier, candidates in ((True, outcome.front), (False, listed[:: len(listed) // MOST_SHOWN + 1])):
+            for candidate in candidates:
+                speed = candidate.tokens_per_second_per_gpu
+                yield SearchedStrategy(
+                    gpus=gpus, device=device(candidate), tokens_per_second_per_gpu=speed, frontier=frontier
+                )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas.recompute import parse_policy
+from memcalc.frameworks.float8 import optimizer_alone
 from memcalc.grid import AXES, column
 from memcalc.ledger import Ledger
 from memcalc.planner.direct import free_of
-from memcalc.planner.float8 import optimizer_alone
 from memcalc.planner.offload_memory import pools_of
 from memcalc.planner.optimizers import width_without_zero
 from memcalc.planner.pipelines import rounds_fit

@@ -8,10 +8,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import MissingError
-from memcalc.planner import axes
+from memcalc.planner import Tally, axes
 from memcalc.planner.defaults import habits_for
 from memcalc.planner.pipelines import check_layout
-from memcalc.planner.progress import Tally
 from memcalc.planner.request import Request
 from memcalc.specs.options import RANK_DEGREES
 from memcalc.terms import ModelOnGrid

@@ -33,7 +33,7 @@ from memcalc.terms.parameters import model_count
 if TYPE_CHECKING:
     from memcalc.formulas import Array
     from memcalc.grid import Grid
-    from memcalc.planner.progress import Listener
+    from memcalc.planner import Listener
     from memcalc.results.plans import CurvePoint, Inverse, Miss
     from memcalc.specs.model import Model
 

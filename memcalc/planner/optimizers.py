@@ -9,8 +9,7 @@ from memcalc.errors import CombinationError, UncountedError
 from memcalc.formulas.optimizer import OptimizerKind
 from memcalc.formulas.optimizer_states import FULL, GALORE_RANK
 from memcalc.frameworks.megatron import holds_main_weights
-from memcalc.planner.adapted_layers import targets_in
-from memcalc.planner.megatron_adapters import UNCOUNTED, parallel_fields
+from memcalc.planner.adapted_layers import UNCOUNTED, parallel_fields, targets_in
 from memcalc.specs.adapters import PARTS_OF_A_BLOCK, AlsoTrained, Lora, release
 from memcalc.specs.options import OPTIONS, SharedSettings
 from memcalc.terms.moments import form_of, layout_of, optimizer_of

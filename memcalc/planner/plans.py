@@ -13,15 +13,12 @@ from memcalc._version import __version__
 from memcalc.errors import InputError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import axes
-from memcalc.planner.activation_budget import recompute_warnings
 from memcalc.planner.answer import borrowed_by, hardware_facts, model_facts, scalar, strategy_of
-from memcalc.planner.batch_front import with_batches
-from memcalc.planner.beyond import code_warnings, fits_beyond, unopened
-from memcalc.planner.choice import FEW, Choice, chosen, simplest
+from memcalc.planner.budget import recompute_warnings
+from memcalc.planner.choice import FEW, Choice, chosen, searched_strategies, simplest, with_batches
 from memcalc.planner.costs import even_over_chunks
 from memcalc.planner.defaults import sequence_length
 from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
-from memcalc.planner.found import searched_strategies
 from memcalc.planner.occasions import asked_for, occasions_of, uncounted
 from memcalc.planner.offload_memory import NO_SWAPPER, capacity, lacks_nvme_swap, offload_need, unknown_to
 from memcalc.planner.ranking import Objective, ObjectiveName
@@ -30,7 +27,7 @@ from memcalc.planner.record import strategy_record
 from memcalc.planner.remedies import instead_of_offload, instead_of_slow, instead_of_tight, nearest
 from memcalc.planner.request import one_of, positive
 from memcalc.planner.search import Wanted
-from memcalc.planner.sentences import no_fit_gpu, no_fit_host, why, why_not
+from memcalc.planner.sentences import code_warnings, fits_beyond, no_fit_gpu, no_fit_host, unopened, why, why_not
 from memcalc.planner.shortlist import Shortlist, resident, shortlists
 from memcalc.results.plans import UNMEASURED_OFFLOAD, Nearest, Plan, PlanPeak, Plans
 from memcalc.specs.job import JobRecord, command_line

@@ -12,9 +12,9 @@ from memcalc.planner import defaults, direct
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.axes import offloads_of
 from memcalc.planner.choice import FASTEST_ONLY
+from memcalc.planner.direct import policies
 from memcalc.planner.finalists import SimulatedPlan, finalist
 from memcalc.planner.global_batch import MICRO_BATCHES
-from memcalc.planner.policies import policies
 from memcalc.planner.record import value_text
 from memcalc.planner.request import flag
 from memcalc.results.plans import RecipeStep, Remedy

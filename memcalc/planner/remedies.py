@@ -14,14 +14,13 @@ from memcalc.frameworks import grows_segments, habits_of
 from memcalc.frameworks.capabilities import own_code
 from memcalc.frameworks.habits import rewritten
 from memcalc.planner import defaults
-from memcalc.planner.beyond import is_soon_searched
+from memcalc.planner.as_is import check_mixers, check_recorded
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
-from memcalc.planner.mixers import check_mixers
 from memcalc.planner.offload_memory import offload_need, unknown_to
 from memcalc.planner.record import strategy_record, value_text
-from memcalc.planner.recorded import check_recorded
 from memcalc.planner.request import check_words, flag
+from memcalc.planner.sentences import is_soon_searched
 from memcalc.results.plans import Nearest, Plan, RemedyGroup
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.options import REMEDIES

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.grid import column
+from memcalc.planner import Tally
 from memcalc.planner.costs import Costs, costs_apart
-from memcalc.planner.ideas import Idea, Ideas, ideas_of
-from memcalc.planner.progress import Tally
-from memcalc.planner.ranking import Objective, ParetoFront, Ranked, TopByIdea, TopK
+from memcalc.planner.ranking import Idea, Ideas, Objective, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
 from memcalc.terms import ModelOnGrid
 from memcalc.trace.template import TraceCache
 

@@ -17,8 +17,8 @@ from memcalc.terms import overhead_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy
-    from memcalc.planner.ideas import Idea
     from memcalc.planner.job import PlanJob
+    from memcalc.planner.ranking import Idea
     from memcalc.planner.search import Candidate
 
 MORE = 8

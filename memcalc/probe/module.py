@@ -93,7 +93,7 @@ def probe(
     """What two steps of a module save and use; with ``with_model`` also the text of the recorded model."""
     if not has_torch():
         raise MissingError(ABSENT)
-    from memcalc.planner.recorded import mode_of
+    from memcalc.planner.as_is import mode_of
     from memcalc.planner.request import one_of, positive
     from memcalc.probe.live.modules_run import probe_module
 
@@ -123,7 +123,7 @@ def probe(
 
 def modes_for(precision: str | None) -> tuple[Mode, ...]:
     """How a module is run for one precision, or for all that a search tries."""
-    from memcalc.planner.recorded import mode_of
+    from memcalc.planner.as_is import mode_of
 
     known = precision in get_args(Precision)
     return (mode_of(str(precision)),) if known else MODES

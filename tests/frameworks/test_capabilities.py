@@ -15,7 +15,7 @@ from memcalc.frameworks import FRAMEWORKS, Habits
 from memcalc.frameworks.capabilities import Capabilities, capabilities_of, check_told, own_code, policy_kind
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.axes import OFFLOADS
-from memcalc.planner.policies import policies
+from memcalc.planner.direct import policies
 from memcalc.runs import read_runs
 from memcalc.specs.strategy import OPTIMIZERS, OptimizerImpl, Strategy
 from memcalc.validation import Presets, job_of, model_of

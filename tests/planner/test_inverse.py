@@ -20,8 +20,8 @@ from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner import axes
+from memcalc.planner.direct import policies
 from memcalc.planner.limits import counts_up_to
-from memcalc.planner.policies import policies
 from memcalc.report import FORMATS, render
 from memcalc.report.inverse import report
 from memcalc.results.estimates import Estimate

@@ -9,7 +9,7 @@ import pytest
 import memcalc
 from memcalc.api import load_model
 from memcalc.errors import CombinationError
-from memcalc.planner.policies import policies
+from memcalc.planner.direct import policies
 
 MEGATRON: dict[str, Any] = {"gpu": "h100", "gpus": 64, "framework": "megatron", "seq_len": 4096}
 

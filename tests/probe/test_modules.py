@@ -23,7 +23,7 @@ from memcalc.cli.app import app
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.convert.recorded_file import SCHEMA, read_recorded, recorded_text
 from memcalc.errors import CombinationError, InputError, MemcalcError
-from memcalc.planner.recorded import mode_of
+from memcalc.planner.as_is import mode_of
 from memcalc.probe.live.modules_run import probe_module
 from memcalc.probe.module import modes_for, record_model
 from memcalc.results.estimates import Estimate

@@ -35,7 +35,7 @@ STATE_SPACES = dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), 4)
 FAMILIES: dict[str, int | None] = {**LAYERS, **STATE_SPACES, "jamba": 6, "nemotron_h": None}
 """By how many blocks; Nemotron-H's config lists them."""
 NO_AUTOCAST = ("jamba",)
-"""Whose scan refuses what autocast gives it (:func:`memcalc.planner.mixers.scannable`)."""
+"""Whose scan refuses what autocast gives it (:func:`memcalc.planner.as_is.scannable`)."""
 
 
 def error(

@@ -29,7 +29,7 @@ CLOSE = {
 """Families whose blocks are not followed to the byte, and by which part of the truth they are off at most."""
 EXACT = tuple(name for name in (*ROWS, *CODED) if name not in CLOSE)
 NO_AUTOCAST = ("jamba",)
-"""Whose scan refuses what autocast gives it (:func:`memcalc.planner.mixers.scannable`)."""
+"""Whose scan refuses what autocast gives it (:func:`memcalc.planner.as_is.scannable`)."""
 RUNS = [("bf16", "flash", "none"), ("fp32+autocast", "eager", "none"), ("bf16", "eager", "full")]
 
 

@@ -1,25 +1,95 @@
-"""The budget of one strategy worked backwards: what its states leave for activations, and what would fit in there."""
+"""The budget of one strategy: what is reserved beside tensors and held outside, and what is left for activations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memcalc.ledger import PHASES, Ledger
+from memcalc.ledger import ALWAYS, PHASES, Ledger
 from memcalc.planner.global_batch import MICRO_BATCHES
 from memcalc.planner.stage_peaks import at_stage
-from memcalc.results.estimates import ActivationBudget
+from memcalc.results.estimates import ActivationBudget, TermFacts
 from memcalc.terms import ModelOnGrid, build_ledger
 from memcalc.terms.overhead import group_bytes
 from memcalc.timing import rates_for, step_times
 
 if TYPE_CHECKING:
     from memcalc.formulas import Array
+    from memcalc.planner.stage_peaks import Peaks
     from memcalc.results.estimates import StagePeak
     from memcalc.specs.hardware import GPU, Node
     from memcalc.terms import Overhead
+
+
+REPLAYED = "PyTorch c10/cuda/CUDACachingAllocator.cpp, two steps replayed"
+SUMMED = "the largest sum of each stream's pool, since pools give each other nothing"
+GROUPS = {
+    "world": "all ranks", "tp": "tensor parallelism", "pp": "pipeline stages", "cp": "context parallelism",
+    "ep": "expert parallelism", "dp_replicate": "replicas", "dp": "data parallelism", "mp": "tensor and pipeline ranks",
+    "dist_opt": "distributed optimizer", "tp_ep": "tensor and expert ranks", "etp": "tensor ranks of experts",
+    "edp": "data-parallel ranks of experts", "tp_cp": "tensor and context ranks",
+}  # fmt: skip
+"""What a communicator joins."""
+
+
+def reserve_terms(peaks: Peaks) -> Iterator[TermFacts]:
+    """What makes up the reserve of the stage where the peak stands."""
+    top = peaks.top
+    predicted = min(peaks.predicted, top.reserved) if peaks.is_flushed else peaks.predicted
+    played = peaks.replayed is not None and peaks.replayed.runs
+    yield TermFacts(
+        component="reserve",
+        name="cached and unused",
+        bytes=predicted - top.allocated,
+        phases=(top.phase,),
+        formula="R - A: reserved less allocated",
+        inputs={"R": predicted, "A": top.allocated},
+        source=REPLAYED if played else SUMMED,
+    )
+    known = peaks.overhead.unexplained
+    yield TermFacts(
+        component="reserve",
+        name="reserved beyond what is predicted",
+        bytes=top.reserved - predicted,
+        phases=(top.phase,),
+        formula="m · R",
+        inputs={"m": known.middle, "R": predicted},
+        source=known.source,
+    )
+
+
+def outside_terms(overhead: Overhead) -> Iterator[TermFacts]:
+    """The context and each communicator of one process."""
+    yield TermFacts(
+        component="context",
+        name="context",
+        bytes=overhead.context,
+        phases=ALWAYS,
+        formula="context of one process",
+        inputs={},
+        source=overhead.context_source,
+    )
+    for each in overhead.communicators:
+        inputs: dict[str, int | str] = {"group": each.name, "ranks": each.ranks}
+        if each.peers:
+            inputs = {"between": each.name, "peers": each.peers}
+        what = "buffers to other ranks of" if each.peers else "communicator of"
+        yield TermFacts(
+            component="context",
+            name=f"{what} {GROUPS[each.name]}",
+            bytes=each.bytes,
+            phases=ALWAYS,
+            formula="12 MiB · c · p" if each.peers else "one communicator's buffers",
+            inputs=inputs,
+            source=each.source,
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- what is left
+
 
 SHORTEST = 1.0
 """Share of memory that recomputation saves over the share of time that it adds, below which it is not worth it."""
