@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
 
 def _drawn(answer: Any) -> str | None:
     """Draw an answer for a notebook."""
-    from memcalc.report.page.notebook import cell_of
+    from memcalc.report.page.live import cell_of
 
     return cell_of(answer)
 

@@ -53,7 +53,7 @@ ALLOWED = {
     "handoff/role_scripts.py": "what TRL's and verl's own settings have nothing for",
     "probe/calibrate/rows.py": SHOWN,
     "probe/calibrate/structure.py": "what errors of measured runs are grouped by",
-    "report/page/plans.py": SHOWN,
+    "report/page/__init__.py": SHOWN,
     "frameworks/habits.py": "parallelisms with a communicator of their own",
 }
 """Files with lists of three or more options by name, each with the reason why the table does not hold it."""

@@ -60,12 +60,12 @@ def _show_roles(answer: Rl, target: Destination, *, fix: int, brief: bool) -> in
 def show_survey(folder: str, files: Sequence[str], *, options: dict[str, Any]) -> int:
     """Show what the files below a folder are read as; return the exit code."""
     from memcalc.preflight.survey import survey
-    from memcalc.report.survey import report
+    from memcalc.report.check import survey_report
 
     if files:
         raise CombinationError("survey", folder, "it takes a folder or FILEs, not both")
     target = destination(options)
-    target.show(report(survey(folder, **given(options))))
+    target.show(survey_report(survey(folder, **given(options))))
     return 0
 
 

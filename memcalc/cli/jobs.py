@@ -101,7 +101,7 @@ def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
         if terms is not None:
             raise CombinationError("terms", terms, "post-training is compared by phases and roles")
         target.show(rl_steps.of_diff(answer))
-        draw(pictures, {"chart": "rl_steps"}, answer)
+        draw(pictures, {"chart": "posttraining"}, answer)
         return 0
     target.show(report(answer, most))
     draw(pictures, {"chart": "diff"}, answer)

@@ -221,9 +221,9 @@ def _triage(file: str, *, config: Sequence[str], plan: str | None, options: dict
     if file == "-":
         answer = answer.model_copy(update={"source": "standard input"})
     if isinstance(answer, EngineLog):
-        from memcalc.report.engine_log import report as of_engine_log
+        from memcalc.report.serving import log_report
 
-        target.show(of_engine_log(answer))
+        target.show(log_report(answer))
     else:
         target.show(report.of_triage(answer, file))
     return 0 if answer.answered else 3

@@ -79,12 +79,12 @@ def post_training() -> tuple[Shared, ...]:
 
 def rl_plans(options: dict[str, Any], searching: dict[str, Any]) -> int:
     """List plans of post-training; what says a training job alone is refused. Return the exit code."""
-    from memcalc.report.rl_plans import report
+    from memcalc.report.posttraining import plans_report
 
     target, top = destination(options), searching.pop("top")
     typed = role_options(options, searching, "searches post-training, which has no such option")
     answer = memcalc.plan_rl(**typed, top=top)
-    target.show(report(answer))
+    target.show(plans_report(answer))
     return 0 if answer.plans else 1
 
 
@@ -116,7 +116,7 @@ def rl_ladder(options: dict[str, Any], *, stage: list[str] | None, recipe: bool,
         raise InputError("model", "", "give --model")
     answer = memcalc.ladder_rl(**typed, stages=stage or (), recipe=recipe)
     target.show(of_ladder(answer))
-    draw(pictures, {"chart": "rl_steps"}, answer)
+    draw(pictures, {"chart": "posttraining"}, answer)
     return int(answer.first is None)
 
 

@@ -12,22 +12,12 @@ from memcalc.frameworks import Habits
 from memcalc.frameworks.capabilities import check_told, usual_form
 from memcalc.frameworks.float8 import check_recipe, optimizer_alone, transposes
 from memcalc.grid import Grid, Layout
-from memcalc.planner import defaults
+from memcalc.planner import defaults, direct
 from memcalc.planner import pipelines as pipes
 from memcalc.planner.adapted_layers import check_splits, splitting
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.as_is import known_precisions, policies_for, recorded_optimizers
-from memcalc.planner.direct import (
-    allowed,
-    check_direct,
-    check_modules,
-    check_replicated,
-    clashes_for,
-    kinds,
-    policies,
-    usual,
-    with_replicas,
-)
+from memcalc.planner.direct import check_direct, check_replicated, clashes_for, kinds, usual, with_replicas
 from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
 from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages, check_countable
 from memcalc.planner.optimizers import (
@@ -101,7 +91,7 @@ def fixed_part(
         check_recipe(str(resolved.get("float8", "")), gpu, habits, resolved["kernels"])
     resolved |= galore_fields(resolved["optimizer"], request, model, habits)
     fixed = SharedSettings.model_construct(**{**given, **resolved})
-    check_modules(request, model, fixed, precisions, habits)
+    direct.check_modules(request, model, fixed, precisions, habits)
     return fixed
 
 
@@ -318,7 +308,7 @@ def _grid(
         return None
     sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
     divisors = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
-    recomputes = allowed(policies_for(model, policies(model)), fixed, precisions, habits)
+    recomputes = direct.allowed(policies_for(model, direct.policies(model)), fixed, precisions, habits)
     zeros = defaults.zero_stages(job_request, habits)
     offloads = usual(request, habits, model, "offload", offloads_of(habits))
     return Grid(

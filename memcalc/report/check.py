@@ -6,16 +6,19 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from memcalc.report import plan_words
-from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of, warned
-from memcalc.report.lengths import length_lines
-from memcalc.report.occasions import occasion_lines
+from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of, length_lines, occasion_lines, warned
 from memcalc.report.step_time import rate_range
 from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, facts, gib, header, made, said
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 from memcalc.results.names import component_name, phase_name
+
+if TYPE_CHECKING:
+    from memcalc.results.check import Survey
+
 
 _MOODS = {"error": "bad", "warning": "close", "note": ""}
 MOST_FINDINGS = 3
@@ -254,3 +257,36 @@ def _result(file: CheckedFile, code: str, level: str, line: int, message: str) -
 
 MACHINES = {"github": github, "sarif": sarif}
 """Formats that only a check has."""
+
+
+# ---------------------------------------------------------------------------------------------------- a folder of files
+
+
+_OUTCOMES = ("read", "asked", "declined", "no-training", "unknown-format", "refused")
+_BY_FOLDER = header("folder | files > | " + " | ".join(f"{name} >" for name in _OUTCOMES))
+_BY_FILE = header("file | kind | outcome | reason")
+
+
+def survey_report(result: Survey) -> Report:
+    """Return the answer of ``memcalc check --survey``."""
+    total = len(result.files)
+    counted = ", ".join(f"{result.counts[name]} {name}" for name in _OUTCOMES if name in result.counts)
+    data = Table("Files", _BY_FILE, tuple((f.path, f.kind, f.outcome, f.reason) for f in result.files))
+    others = tuple((f.path, f.outcome, f.reason) for f in result.files if f.outcome not in {"read", "no-training"})
+    return made(
+        result,
+        data,
+        Line(f"{total} files below {result.folder}: {counted or 'none'}", "verdict"),
+        Table("By folder", _BY_FOLDER, tuple(_by_folder(result))),
+        Table("Not read", header("file | outcome | reason"), others),
+    )
+
+
+def _by_folder(result: Survey) -> list[tuple[str, ...]]:
+    folders: dict[str, Counter[str]] = {}
+    for file in result.files:
+        folders.setdefault(PurePosixPath(file.path).parts[0] if "/" in file.path else ".", Counter())[file.outcome] += 1
+    return [
+        (folder, str(counts.total()), *(str(counts[name] or "") for name in _OUTCOMES))
+        for folder, counts in sorted(folders.items())
+    ]

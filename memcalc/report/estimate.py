@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memcalc.report import plan_words
-from memcalc.report.lengths import length_lines
-from memcalc.report.occasions import failing, occasion_lines
 from memcalc.report.step_time import time_lines
 from memcalc.report.tables import Bar, Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
-from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Estimate, TermFacts, flushed
+from memcalc.results.details import LengthFacts, Occasion
+from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Estimate, TermFacts, Verdict, flushed
 from memcalc.results.names import component_name, phase_name, phase_range
 from memcalc.specs.job import command_line
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
@@ -285,3 +284,102 @@ def sized(size: int) -> str:
     """Return `size` [bytes] in the binary unit that suits it."""
     unit = next((unit for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)) if size >= scale / 10), "B")
     return format_bytes(size, unit).replace(",", "")
+
+
+# -------------------------------------------------------------------------------------- sequences that differ in length
+
+
+def length_lines(facts: LengthFacts | None, verdict: Verdict) -> Iterator[Line]:
+    """Yield the data, the longest micro-batch, what the allocator reserves over others, and how many steps fit."""
+    if facts is None:
+        return
+    lengths = (
+        f"{facts.lengths}: {facts.sequences:,} sequences, median {facts.median:,}, p99 {facts.p99:,}, longest "
+        f"{facts.longest:,} tokens"
+    )
+    batches = (
+        f"longest micro-batch {facts.rows:,} × {facts.tokens:,} = {facts.rows * facts.tokens:,} tokens, mean "
+        f"{facts.mean_tokens:,.0f} (batching {facts.batching})"
+    )
+    yield _line("Lengths", lengths, batches)
+    if facts.replayed:
+        run = f"{facts.replayed} micro-batches of {facts.shapes} shapes simulated, then the longest (seed {facts.seed})"
+        yield _line("Allocator", run, reserved_text(facts))
+    yield _line("Steps", *steps_texts(facts, verdict))
+
+
+def reserved_text(facts: LengthFacts) -> str:
+    """What is reserved over the run, beside what the longest micro-batch takes alone."""
+    more = ", more with each new shape" * facts.grows
+    return f"{gib(facts.in_sequence)} GiB reserved{more}; {gib(facts.alone)} GiB where every micro-batch is the longest"
+
+
+def steps_texts(facts: LengthFacts, verdict: Verdict) -> tuple[str, ...]:
+    """How many steps fit; "all" is said of the longest micro-batch, and so of every step there can be."""
+    if facts.fitting == 1:
+        after = "" if verdict == "fits" else ", some after the allocator has given its cache back"
+        return (f"fits for all steps, the longest micro-batch among them{after}",)
+    limit = f"micro-batches of up to {facts.fitting_tokens:,} tokens fit" if facts.fitting_tokens else "none fits"
+    fits = f"fits for {share_text(facts.fitting)} of {facts.steps:,} simulated steps, {share_text(facts.running)}"
+    return f"{fits} without the 95% margin", limit
+
+
+def share_text(share: float) -> str:
+    """A share that is never rounded up to all, nor down to nothing.
+
+    >>> share_text(0.99984), share_text(0.5), share_text(1.0), share_text(0.0004)
+    ('99.9%', '50.0%', '100%', '<0.1%')
+    """
+    if share in {0.0, 1.0}:
+        return f"{share:.0%}"
+    return f"{int(share * 1000) / 10:.1f}%" if share >= 0.001 else "<0.1%"
+
+
+def _line(label: str, *texts: str) -> Line:
+    return Line(f"{label}: {'; '.join(texts)}.", label=label, items=texts)
+
+
+# ----------------------------------------------------------------------------------------------------- beside the steps
+
+
+OPTIONS = {"evaluation": "workload.eval_micro_batch=N", "saving": "strategy.state_dict=NAME"}
+"""What says what a job does, by occasion."""
+
+
+def occasion_lines(result: Estimate) -> Iterator[Line]:
+    """Yield a line for each occasion that needs more than training does; what surely fails is a warning already."""
+    for occasion in result.occasions:
+        warned = occasion.certain and not occasion.fits
+        if not warned and (not occasion.fits or occasion.allocated > result.peak.allocated):
+            yield Line(_sentence(occasion, result), "text" if occasion.fits else "warning")
+
+
+def _sentence(occasion: Occasion, result: Estimate) -> str:
+    """How much it needs beside the step, and what it rests on."""
+    size, step = gib(occasion.allocated, 1), gib(result.peak.allocated, 1)
+    limit = "" if occasion.fits else f", more than the {gib(result.budget.usable, 1)} GiB that are usable"
+    option = OPTIONS.get(occasion.name)
+    hint = f" (by default; say otherwise with --set {option})" if option and not occasion.certain else ""
+    text = f"{occasion.when[0].upper()}{occasion.when[1:]}{hint}"
+    return f"{text}: {size} GiB allocated{limit}; a training step has {step} GiB."
+
+
+def failing(result: Estimate) -> str:
+    """What the job was told to do beside its steps and cannot; empty where all fits."""
+    occasions = [occasion for occasion in result.occasions if occasion.certain and not occasion.fits]
+    return ", ".join(f"{each.name} needs {gib(each.allocated, 1)} GiB" for each in occasions)
+
+
+def occasions_table(result: Estimate) -> Table:
+    """Return the table of all occasions, each with what it is made of."""
+    rows: list[tuple[str, ...]] = []
+    for occasion in result.occasions:
+        source = "asked for" if occasion.certain else "by default"
+        rows.append((occasion.name, f"{occasion.when} ({source})", gib(occasion.allocated), gib(occasion.host), ""))
+        rows += [("", part.name, *_sizes(part.bytes, part.tier), part.source) for part in occasion.parts]
+    columns = header("between steps | what | GPU [GiB] > | host [GiB/node] > | source <3")
+    return Table("Between steps, allocated", columns, tuple(rows))
+
+
+def _sizes(size: int, tier: str) -> tuple[str, str]:
+    return (gib(size), "") if tier == "gpu" else ("", gib(size))

@@ -7,8 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.report.estimate import answer_of, cache_of, foot_of, inputs_of, off_gpu_name, on_node, sized, terms, warned
-from memcalc.report.occasions import occasion_lines, occasions_table
+from memcalc.report.estimate import (
+    answer_of,
+    cache_of,
+    foot_of,
+    inputs_of,
+    occasion_lines,
+    occasions_table,
+    off_gpu_name,
+    on_node,
+    sized,
+    terms,
+    warned,
+)
 from memcalc.report.step_time import parts_table, stands_on
 from memcalc.report.tables import Block, Branch, Leaf, Line, Report, Table, Tree, header, made, percent
 from memcalc.results.estimates import Components, Estimate, TermFacts

@@ -11,9 +11,7 @@ from typing import NamedTuple
 from memcalc.convert.recorded_file import is_recorded
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
-from memcalc.report.plan_data import data
-from memcalc.report.recipe import recipe_blocks
-from memcalc.report.remedies import remedy_blocks, short
+from memcalc.report.plan_tables import data, recipe_blocks, remedy_blocks, short
 from memcalc.report.step_time import speed
 from memcalc.report.tables import (
     MOST,

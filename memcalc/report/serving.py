@@ -1,4 +1,4 @@
-"""An engine as a document: whether it starts, what a GPU holds, the pool, and what can be set."""
+"""An engine as a document: whether it starts, what a GPU holds, the pool, what can be set; and its start-up log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from memcalc.report.estimate import MOODS, warned
 from memcalc.report.plan_words import assumed
 from memcalc.report.tables import Bar, Block, Code, Line, Report, Table, facts, gib, header, made, percent, said
-from memcalc.results.serving import WAITING, EngineLimits, EngineStage, Served
+from memcalc.results.serving import WAITING, EngineLimits, EngineLog, EngineStage, LoggedTerm, Served
 from memcalc.units import format_count
 
 _DATA = header("stage > | part | size [bytes] > | in the budget | formula | source")
@@ -143,3 +143,47 @@ def _data(result: Served) -> Table:
     ]
     rows += [(str(s.stage), _CACHE, str(s.cache), "true", "budget - parts in it", "") for s in result.stages]
     return Table("Engine", _DATA, tuple(rows))
+
+
+# ------------------------------------------------------------------------------------------------------- a start-up log
+
+
+def log_report(result: EngineLog) -> Report:
+    """Return the answer of ``memcalc triage`` about a start-up log."""
+    return made(result, _log_table(result), *_log_head(result), _log_table(result), *_log_foot(result))
+
+
+def _log_head(result: EngineLog) -> Iterator[Block]:
+    served = result.served
+    differs = f"{result.differs} differ from the prediction" if result.differs else "as predicted"
+    agreed = differs if result.terms else "it has no figure to compare"
+    yield Line(f"{result.failure or 'started'} · {agreed}", "verdict", "bad" if result.failure else "good")
+    yield Line(
+        f"{result.source}: {served.model.name} on {served.hardware.gpu}, {served.engine}, tp {served.tp}, utilization "
+        f"{served.utilization:g}, {served.max_seqs} sequences of {served.max_len:,} tokens",
+        "title",
+    )
+    yield from (Line(f"{text}.", label="Cause") for text in result.causes)
+    yield from (Line(f"{text}.", label="Change") for text in result.changes)
+
+
+def _log_table(result: EngineLog) -> Table:
+    columns = header("figure | logged > | predicted > | logged less predicted > | as usual")
+    return Table("A GPU of the first stage", columns, tuple(_log_row(term) for term in result.terms))
+
+
+def _log_row(term: LoggedTerm) -> tuple[str, ...]:
+    def shown(size: int) -> str:
+        return f"{size:,}" if term.unit == "tokens" else f"{gib(size)} GiB"
+
+    return (
+        term.name,
+        shown(term.logged),
+        shown(term.predicted),
+        shown(term.logged - term.predicted),
+        ("yes" if term.agrees else "no"),
+    )
+
+
+def _log_foot(result: EngineLog) -> Iterator[Block]:
+    yield from (Line(f"The log does not say {text}.", "warning") for text in result.unknown)

@@ -19,9 +19,7 @@ from rich.text import Text
 from memcalc.report.palette import ANYWHERE, COMPONENTS, INK, MOODS, SERIES, Glyphs, glyphs, printable
 from memcalc.report.stacked_bar import bar_lines, bars_lines, packed
 from memcalc.report.tables import Bar, Bars, Block, Code, Column, Document, Line, Listing, Table, Tree
-from memcalc.report.terminal_fold import ROWS, folds
-from memcalc.report.terminal_rows import broken, rows_of
-from memcalc.report.terminal_tree import drawn_meter, tree_lines
+from memcalc.report.terminal_rows import ROWS, broken, drawn_meter, folds, rows_of, tree_lines
 
 _NARROWEST = 40
 _METER = 8

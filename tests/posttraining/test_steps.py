@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import InputError
-from memcalc.report.charts.rl_steps import chart
+from memcalc.report.charts.posttraining import chart
 from memcalc.results.posttraining import RlDiff, RlStep
 from memcalc.units import GIB
 

@@ -1,14 +1,16 @@
-"""Parts of a page that changes while its reader works: an estimate, plans, a difference, each as elements by name."""
+"""Parts of a page that changes while its reader works, and the cell of a notebook: each answer as elements by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from memcalc import report
 from memcalc.report import check as checks
 from memcalc.report import diff as differences
-from memcalc.report.estimate import MOODS, cache_of
+from memcalc.report.estimate import MOODS, cache_of, components_of
+from memcalc.report.page import markup
 from memcalc.report.page.head import gpu_bar, verdict_title
 from memcalc.report.page.markup import Html, begun, cell, el, join, table
 from memcalc.report.page.sections import breakdown
@@ -16,9 +18,13 @@ from memcalc.report.step_time import time_lines
 from memcalc.report.tables import Line, Table, gib, percent
 from memcalc.results.check import Check
 from memcalc.results.diff import Diff
-from memcalc.results.estimates import Estimate
+from memcalc.results.estimates import Answer, Estimate
 from memcalc.results.plans import Nearest, Plan, Plans
 from memcalc.specs.job import JobRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 Linking = Callable[[JobRecord], str]
 """What makes a link of a job."""
@@ -151,3 +157,51 @@ def _remarks(result: Check) -> Iterator[Html]:
             yield el("p", block.text.strip(), class_="finding")
     for edit in result.fix.edits if result.fix else ():
         yield el("pre", edit.diff)
+
+
+# ------------------------------------------------------------------------------------------------- a cell of a notebook
+
+
+def cell_of(answer: Answer) -> str | None:
+    """Return an estimate, plans or a difference as HTML; None for an answer that has no picture."""
+    if isinstance(answer, Estimate):
+        parts = [*_estimate(answer), plain_table(components_of(answer), "memcalc-parts")]
+    elif isinstance(answer, Plans):
+        parts = _plans(answer)
+    elif isinstance(answer, Diff):
+        parts = _difference(answer)
+    else:
+        return None
+    return el("div", el("style", Html(_style())), *parts, class_="memcalc-cell")
+
+
+def _estimate(estimate: Estimate) -> list[Html]:
+    lines = (el("p", line.text) for line in time_lines(estimate))
+    return [verdict_line(estimate), gpu_bar(estimate), *lines]
+
+
+def _plans(plans: Plans) -> list[Html]:
+    blocks = report.of_plans(plans).document.blocks
+    head = _lines(block for block in blocks if isinstance(block, Line) and block.role in {"verdict", "title"})
+    return [*head, plain_table(plan_table(plans), "memcalc-plans")] if plans.plans else head
+
+
+def _difference(result: Diff) -> list[Html]:
+    tables = [block for block in differences.report(result).document.blocks if isinstance(block, Table)]
+    sides = [
+        join(el("p", el("b", name)), *_estimate(side.estimate)) for name, side in (("A", result.a), ("B", result.b))
+    ]
+    lead = el("p", el("b", begun(differences.headline(result))))
+    return [lead, *sides, *(plain_table(table, f"memcalc-diff-{index}") for index, table in enumerate(tables[:2]))]
+
+
+def _lines(lines: Iterable[Line]) -> list[Html]:
+    return [el("p", el("b", line.text) if line.role == "verdict" else line.text) for line in lines]
+
+
+@cache
+def _style() -> str:
+    """Return the rules of the bar, for this cell alone; a notebook says itself whether it is dark."""
+    light, dark = (markup.colours(side) for side in ("light", "dark"))
+    themes = f"[data-jp-theme-light=false] .memcalc-cell,.vscode-dark .memcalc-cell{{{dark}}}"
+    return f".memcalc-cell{{{light}}}\n{themes}\n.memcalc-cell{{{markup.bar_style()}{markup.read('notebook.css')}}}"

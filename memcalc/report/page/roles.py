@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcalc._version import __version__
-from memcalc.report import posttraining, rl_plans, rl_steps
+from memcalc.report import posttraining, rl_steps
 from memcalc.report.estimate import MOODS
 from memcalc.report.page import markup, sections
 from memcalc.report.page.head import contents, verdict_title
@@ -134,7 +134,7 @@ def role_plans(result: RlPlans, link: Linking) -> dict[str, Any]:
         rows = [_remedy(remedy, link) for remedy in nearest.remedies] if nearest else []
         listed = el("ul", *rows, class_="remedies") if rows else el("p", "No single change makes it fit.")
         return {"title": "What would fit", "count": "", "plans": join(el("p", begun(reason)), listed)}
-    data = next(block for block in rl_plans.report(result).document.blocks if isinstance(block, Table))
+    data = next(block for block in posttraining.plans_report(result).document.blocks if isinstance(block, Table))
     columns = data.columns[:_COLUMNS]
     rows = [_plan(columns, row, plan, link) for row, plan in zip(data.rows, result.plans, strict=True)]
     return {
@@ -238,7 +238,7 @@ def _sections(result: Rl, plans: RlPlans | None) -> Iterator[tuple[str, str, Htm
     commands = [join(el("h3", text), code(line, f"command-{index}")) for index, (text, line) in enumerate(lines)]
     yield "reproduce", "Reproduce", section("reproduce", "Reproduce it", *commands)
     subjects = [("job", "The job", posttraining.report(result))]
-    subjects += [("plan", "The plans", rl_plans.report(plans))] if plans is not None else []
+    subjects += [("plan", "The plans", posttraining.plans_report(plans))] if plans is not None else []
     yield "copy", "Copy", sections.copies_of(subjects)
 
 
@@ -248,7 +248,7 @@ def _words(job: JobRecord) -> dict[str, str]:
 
 
 def _plans(plans: RlPlans) -> Html:
-    document = rl_plans.report(plans).document
+    document = posttraining.plans_report(plans).document
     tables = [plain_table(block, "plan-table") for block in document.blocks if isinstance(block, Table)]
     grounds = [el("p", line.text, class_="small") for line in document.blocks if isinstance(line, Line) and line.label]
     lead = next(block.text for block in document.blocks if isinstance(block, Line))

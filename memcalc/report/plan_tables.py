@@ -1,15 +1,16 @@
-"""What would make a job fit, as a table: grouped by what it costs where there is little room."""
+"""Tables beside ranked plans: what would make a job fit, the usual order of tuning, and every figure of every plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from textwrap import fill
+from typing import NamedTuple
 
 from memcalc.report.plan_words import fewest_line
-from memcalc.report.tables import Block, Code, Column, Line, Table, gib, said
-from memcalc.results.plans import Nearest, Plans
+from memcalc.report.tables import Block, Code, Column, Line, Table, gib, header, percent, said
+from memcalc.results.plans import Nearest, Plan, Plans, Remedy
 from memcalc.units import GIB
 
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -158,3 +159,141 @@ def _speed(answer: Nearest) -> str:
 def _range(answer: Nearest) -> str:
     low, high = (10 * round(value / 10) for value in (answer.slowest, answer.fastest))
     return f"({low}–{high})"
+
+
+# ----------------------------------------------------------------------------------------------------------- the recipe
+
+
+GOOD = 1.5
+"""A return above which a remedy is said to be good."""
+
+
+def recipe_blocks(result: Plans) -> Iterator[Block]:
+    """Both tables, where they were asked for."""
+    if result.recipe:
+        columns = header("step | change | peak [GiB] > | fits | tok/s/GPU >")
+        rows = tuple(
+            (
+                str(step.stage),
+                step.change,
+                gib(step.device),
+                "yes" if step.fits else "no",
+                f"{step.tokens_per_second_per_gpu:.0f}",
+            )
+            for step in result.recipe
+        )
+        yield Table("Tuning steps, cheapest first", columns, rows)
+        yield from _beside_the_best(result)
+    if result.remedies:
+        columns = header("remedy | saved [%] > | time added [%] > | ratio > | reserved [GiB] >")
+        rows = tuple(
+            (
+                remedy.change,
+                f"{100 * remedy.saved:.1f}",
+                f"{100 * remedy.slower:.1f}",
+                _roi(remedy),
+                gib(remedy.reserved),
+            )
+            for remedy in result.remedies
+        )
+        yield Table("Remedies by memory saved per time added", columns, rows)
+        yield Line(f"Baseline: 16-bit training, no remedies. Above {GOOD} is a good trade.", "faint")
+
+
+def _roi(item: Remedy) -> str:
+    if item.saved <= 0:
+        return "saves nothing"
+    return "no cost" if item.roi is None else f"{item.roi:.2f}"
+
+
+def _beside_the_best(result: Plans) -> Iterator[Line]:
+    last = result.recipe[-1]
+    if not result.plans or not last.fits:
+        return
+    best = max(plan.time.tokens_per_second_per_gpu for plan in result.plans if plan.gpus == last.strategy.gpus)
+    gain = best / last.tokens_per_second_per_gpu - 1
+    if gain > 0.005:
+        yield Line(f"The search's best plan is {gain:.0%} faster than the recipe's last step.")
+
+
+# ------------------------------------------------------------------------------------------- every figure of every plan
+
+
+class _Field(NamedTuple):
+    """A column of the table, and how a plan fills it."""
+
+    column: Column
+    value: Callable[[Plan, Plans], str]
+
+
+def _degree(title: str, name: str) -> _Field:
+    return _Field(Column(title, right=True), lambda plan, _: str(getattr(plan.strategy, name)))
+
+
+def _choice(title: str, name: str) -> _Field:
+    return _Field(Column(title), lambda plan, _: str(getattr(plan.strategy, name)))
+
+
+def _bytes(title: str, name: str) -> _Field:
+    return _Field(Column(title, "GiB", right=True), lambda plan, _: gib(getattr(plan.peak, name)))
+
+
+def _seconds(name: str) -> _Field:
+    return _Field(Column(name, "s", right=True), lambda plan, _: f"{getattr(plan.time, name):.4g}")
+
+
+def _beside(plan: Plan, result: Plans) -> str:
+    """Return a plan's throughput beside that of the first [%]."""
+    first = result.plans[0].time.tokens_per_second_per_gpu
+    return "" if plan.rank == 1 else f"{100 * (plan.time.tokens_per_second_per_gpu / first - 1):+.1f}"
+
+
+_PARTS = ("step", "compute", "host", "recompute", "communication", "offload", "optimizer", "bubble", "low", "high")
+_FIELDS = (
+    _Field(Column("#", right=True), lambda plan, _: str(plan.rank)),
+    _Field(Column("GPUs", right=True), lambda plan, _: str(plan.gpus)),
+    _choice("framework", "framework"),
+    _choice("precision", "precision"),
+    _choice("optimizer", "optimizer"),
+    _Field(Column("ZeRO", right=True), lambda plan, _: str(plan.strategy.zero)),
+    _Field(Column("DP", right=True), lambda plan, _: str(plan.data_parallel)),
+    _degree("TP", "tp"),
+    _Field(Column("SP"), lambda plan, _: "yes" if plan.strategy.sp else "no"),
+    _degree("PP", "pp"),
+    _choice("schedule", "pp_schedule"),
+    _degree("VPP", "vpp"),
+    _degree("CP", "cp"),
+    _degree("EP", "ep"),
+    _degree("replicas", "dp_replicate"),
+    _Field(Column("recompute"), lambda plan, _: plan.strategy.recompute),
+    _Field(Column("offload"), lambda plan, _: "+".join(plan.strategy.offload) or "none"),
+    _choice("tier", "offload_to"),
+    _choice("attention", "attention"),
+    _choice("loss", "loss"),
+    _Field(
+        Column("batch", "micro × acc.", right=True),
+        lambda plan, _: f"{plan.strategy.micro_batch} × {plan.accumulation_steps}",
+    ),
+    _Field(Column("global batch", right=True), lambda plan, _: str(plan.global_batch)),
+    _bytes("allocated", "allocated"),
+    _bytes("reserved", "reserved"),
+    _bytes("peak", "device"),
+    _Field(Column("used", "%", right=True), lambda plan, plans: percent(plan.peak.device, plans.capacity)),
+    _Field(Column("verdict"), lambda plan, _: plan.verdict),
+    _Field(Column("tok/s/GPU", right=True), lambda plan, _: f"{plan.time.tokens_per_second_per_gpu:.0f}"),
+    _Field(Column("vs #1", "%", right=True), _beside),
+    _Field(Column("MFU", "%", right=True), lambda plan, _: f"{100 * plan.time.mfu:.1f}"),
+    *(_seconds(name) for name in _PARTS),
+    _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.4g}"),
+    _Field(Column("host memory", "GiB", right=True), lambda plan, _: gib(plan.host_memory)),
+    _Field(Column("tier memory", "GiB", right=True), lambda plan, _: gib(plan.tier_memory)),
+    _Field(Column("command"), lambda plan, _: plan.command),
+    _Field(Column("front"), lambda plan, plans: "yes" if plan.rank in plans.pareto else ""),
+    _Field(Column("special"), lambda plan, _: ", ".join(plan.special)),
+)
+
+
+def data(result: Plans) -> Table:
+    """Return the plans with all that is known of them in columns."""
+    rows = tuple(tuple(field.value(plan, result) for field in _FIELDS) for plan in result.plans)
+    return Table("Plans", tuple(field.column for field in _FIELDS), rows)
