@@ -20,8 +20,8 @@ from command_lines import keywords  # noqa: E402
 import memcalc  # noqa: E402
 from memcalc import api  # noqa: E402
 from memcalc.errors import MemcalcError  # noqa: E402
+from memcalc.handoff import exported  # noqa: E402
 from memcalc.handoff import saved as saving  # noqa: E402
-from memcalc.handoff.exporting import exported  # noqa: E402
 from memcalc.handoff.saved import saved_plan  # noqa: E402
 from memcalc.handoff.written import Exported  # noqa: E402
 from memcalc.results.estimates import Estimate  # noqa: E402

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memcalc import catalog
-from memcalc.preflight.survey import ENDINGS
+from memcalc.preflight.answer import ENDINGS
 
 _NAMED = re.compile(
     r"""(?x)(?<![\w/])(?:--?|\+{0,2}|["']?)(?P<key>[\w.-]+)["']?\s*(?:=|:|\s)\s*["']?

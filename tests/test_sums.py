@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memcalc import sums
+from memcalc import ledger
 from memcalc.catalog import model
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import trace
@@ -30,11 +30,11 @@ def random_parts(seed: int) -> list[tuple[tuple[str, ...], Any]]:
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("block", [1, 1000, 2**30])
 def test_largest_phase_is_that_of_whole_sums(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "BLOCK", block)
+    monkeypatch.setattr(ledger, "BLOCK", block)
     parts = random_parts(seed)
     by_phase = [sum((a for alive, a in parts if phase in alive), np.zeros(GRID, np.int64)) for phase in PHASES]
-    tree = sums.largest(sums.alike(parts), frozenset(PHASES))
-    assert np.array_equal(np.broadcast_to(sums.computed(tree), GRID), np.max(by_phase, axis=0))
+    tree = ledger.largest(ledger.alike(parts), frozenset(PHASES))
+    assert np.array_equal(np.broadcast_to(ledger.computed(tree), GRID), np.max(by_phase, axis=0))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -45,9 +45,9 @@ def test_stages_that_are_left_out_have_no_peak(seed: int) -> None:
     parts = [(alive, array[:, :1]) for alive, array in parts]
     small = [(alive, values.integers(0, 2, array.shape)) for alive, array in parts]
     for each in (parts, small):
-        tree = sums.largest(sums.alike(each), frozenset(PHASES))
-        whole = np.broadcast_to(sums.computed(tree), (len(owners), *tree.shape[1:]))
-        found = sums.MaxOverStages(tree, owners)
+        tree = ledger.largest(ledger.alike(each), frozenset(PHASES))
+        whole = np.broadcast_to(ledger.computed(tree), (len(owners), *tree.shape[1:]))
+        found = ledger.MaxOverStages(tree, owners)
         expected = np.stack([whole[owners == layout].max(axis=0) for layout in range(3)])
         assert np.array_equal(np.broadcast_to(found.rows(slice(0, 3)), expected.shape), expected)
         assert np.array_equal(np.broadcast_to(found.rows(slice(1, 3)), expected[1:].shape), expected[1:])
@@ -57,7 +57,7 @@ def test_stages_that_are_left_out_have_no_peak(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_row_no_larger_than_the_one_before_is_not_computed(seed: int) -> None:
     falling = np.arange(7, 0, -1).reshape(7, 1, 1, 1, 1, 1, 1) + np.random.default_rng(seed).integers(0, 9, (1,) * 7)
-    assert list(sums.MaxOverStages(sums.leaf(falling), np.array([0, 0, 0, 1, 2, 2, 2])).kept) == [0, 3, 4]
+    assert list(ledger.MaxOverStages(ledger.leaf(falling), np.array([0, 0, 0, 1, 2, 2, 2])).kept) == [0, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "mixtral-8x7b", "t5-base"])

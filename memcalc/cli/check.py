@@ -59,7 +59,7 @@ def _show_roles(answer: Rl, target: Destination, *, fix: int, brief: bool) -> in
 
 def show_survey(folder: str, files: Sequence[str], *, options: dict[str, Any]) -> int:
     """Show what the files below a folder are read as; return the exit code."""
-    from memcalc.preflight.survey import survey
+    from memcalc.preflight.answer import survey
     from memcalc.report.check import survey_report
 
     if files:

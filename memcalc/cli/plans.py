@@ -32,7 +32,7 @@ def search(to: str | None) -> Callable[..., Plans]:
     """Return the search of all plans, or of those that a format says."""
     if to is None:
         return memcalc.plan
-    from memcalc.handoff.planning import plan_to
+    from memcalc.handoff import plan_to
 
     return partial(plan_to, to)
 
@@ -74,7 +74,7 @@ def save_plan(
     """
     if not plans.plans:
         return fail(f"Nothing fits; {path} not written.", 1)
-    from memcalc.handoff.exporting import refused_export
+    from memcalc.handoff import refused_export
 
     saved = memcalc.save(plans, path, 1 if rank is None else rank, preset_dirs=dirs, force=force)
     tell(f"Saved plan #{saved.plan.rank} to {path}.")
@@ -91,7 +91,7 @@ def save_plan(
 
 def export(plan: str, *, to: str | None, rank: str | None, fallback: str | None, options: Mapping[str, Any]) -> int:
     """Write a plan for a framework, and say how to launch and to check it; return the exit code."""
-    from memcalc.handoff.exporting import exported
+    from memcalc.handoff import exported
     from memcalc.handoff.saved import load
     from memcalc.units import parse_count
 
@@ -116,7 +116,7 @@ def write_plan(
     plans: Plans, folder: str, to: str | None, rank: str | None, *, force: bool, dirs: tuple[str, ...]
 ) -> int:
     """Write a plan's files into a folder, and say how to launch and to check them; return the exit code."""
-    from memcalc.handoff.exporting import started, write_job
+    from memcalc.handoff import started, write_job
     from memcalc.units import parse_count
 
     if not plans.plans:
@@ -136,7 +136,7 @@ def write_plan(
 
 def _written(result: Exported, *, force: bool) -> None:
     """Write the files of a plan, and say how to launch and to check them."""
-    from memcalc.handoff.exporting import write_files
+    from memcalc.handoff import write_files
 
     write_files(result, force=force)
     for sentence in _said(result):

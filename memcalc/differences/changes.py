@@ -170,7 +170,7 @@ def _turn(name: str) -> tuple[int, str]:
     return (option.step if option else Option.step, name)
 
 
-def changes(pair: JobPair) -> tuple[Change, ...]:
+def changes_of(pair: JobPair) -> tuple[Change, ...]:
     """The options that differ, in the order in which they are applied; some go with another one that differs."""
     differ = sorted(
         {name for name in (*pair.a, *pair.b) if pair.a.get(name, _ABSENT) != pair.b.get(name, _ABSENT)}, key=_turn

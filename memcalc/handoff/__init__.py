@@ -1,8 +1,307 @@
-"""A plan handed on: saved with what to go back to, and written as a framework's own config."""
+"""A plan handed on: saved with what to go back to, and written as a framework's config, or refused with what can be."""
 
 from __future__ import annotations
 
-from memcalc.handoff.exporting import export
-from memcalc.handoff.saved import load, save
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memcalc import api, catalog
+from memcalc.convert.formats import FORMATS_OF, get_format
+from memcalc.errors import CombinationError, InputError, MemcalcError
+from memcalc.files import output_path, replacing, write_folder
+from memcalc.handoff.saved import chosen, dirs_of, load, save, saved_plan
+from memcalc.handoff.written import Exported, anchored, first_written, formats_of, known_format, write_plan
+from memcalc.planner.plans import pareto_ranks, replace_rank
+from memcalc.planner.record import with_query
+from memcalc.results.plans import Nearest, Plan, Plans, SavedPlan
+from memcalc.specs.job import JobRecord, command_line
+from memcalc.specs.options import BY_NAME
+from memcalc.units import GIB, parse_count, signed
 
 __all__ = ["export", "load", "save"]
+
+
+def export(
+    plan: SavedPlan | Plans,
+    *,
+    to: str | None = None,
+    rank: int | str = 1,
+    fallback: int = 0,
+    preset_dirs: Iterable[str] = (),
+) -> dict[str, str]:
+    """Return the files, by name, that run a plan under a framework: the plan of a rank, or what it can go back to.
+
+    Parameters
+    ----------
+    plan
+        A saved plan, or what :func:`memcalc.plan` returned.
+    to
+        The format, a name of ``memcalc export --help``; that of the plan's own framework when left out.
+    rank
+        Which of several plans, from 1.
+    fallback
+        Which of a saved plan's fallbacks, from 1; 0 for the plan itself.
+    preset_dirs
+        Folders with presets of your own, looked up first; those of the search when left out.
+
+    Returns
+    -------
+    dict
+        The text of each file by its name.
+
+    Raises
+    ------
+    memcalc.errors.CombinationError
+        Naming what the format cannot say, and the nearest plan that it can.
+    """
+    dirs = tuple(preset_dirs)
+    saved = saved_plan(plan, rank, dirs) if isinstance(plan, Plans) else plan
+    return {str(path): text for path, text in exported(saved, to, fallback=fallback, preset_dirs=dirs).files.items()}
+
+
+def exported(
+    saved: SavedPlan,
+    to: str | None = None,
+    *,
+    fallback: int = 0,
+    path: Path | None = None,
+    preset_dirs: Iterable[str] = (),
+) -> Exported:
+    """Write a saved plan in a format, read it back, and find the lines that launch and check it.
+
+    ``path`` is a file, or a folder, in which files have their usual names. Without a format those of the plan's
+    framework are tried, the usual one first.
+    """
+    plan = chosen(saved, fallback)
+    if path is not None:
+        plan = anchored(plan)
+    dirs = dirs_of(plan.job, preset_dirs)
+    names = formats_of(plan.strategy.framework) if to is None else (known_format(to),)
+    try:
+        result = first_written(plan, names, path, dirs)
+    except CombinationError as error:
+        allowed = error.allowed + _way_out(saved, fallback, names[0], dirs, error.field)
+        raise CombinationError(error.field, error.value, allowed) from None
+    return replace(result, notes=(*saved.notes, *result.notes))
+
+
+def started(plans: Plans, plan: Plan, to: str | None, preset_dirs: Iterable[str] = ()) -> Exported:
+    """Write one of the plans of a search, to be started from its folder, or refuse it with what can be written."""
+    names = formats_of(plan.strategy.framework) if to is None else (known_format(to),)
+    try:
+        return first_written(anchored(plan), names, None, dirs_of(plan.job, preset_dirs))
+    except CombinationError as error:
+        allowed = error.allowed + way_out(plans.job, names[0], error.field)
+        raise CombinationError(error.field, error.value, allowed) from None
+
+
+def _way_out(saved: SavedPlan, fallback: int, to: str, dirs: tuple[str, ...], field: str) -> str:
+    """The end of a refusal: a plan to go back to that the format can say, or the line that searches one."""
+    for number, plan in enumerate(saved.fallback, 1):
+        if number != fallback and _takes(plan, to, dirs):
+            return f"; its fallback {number} can be written: --fallback {number}"
+    return way_out(saved.job, to, field)
+
+
+def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:
+    try:
+        write_plan(plan, to, None, dirs)
+    except CombinationError:
+        return False
+    return True
+
+
+def refused_export(plan: Plan, preset_dirs: Iterable[str] = ()) -> str:
+    """Why ``memcalc export`` does not write a plan where no format is named; empty if it does."""
+    try:
+        first_written(anchored(plan), formats_of(plan.strategy.framework), None, dirs_of(plan.job, preset_dirs))
+    except InputError as error:
+        return error.allowed or str(error)
+    except MemcalcError as error:
+        return str(error)
+    return ""
+
+
+def write_files(result: Exported, *, force: bool) -> None:
+    """Write what was exported: files that are complete or not there, replaced with ``force`` alone."""
+    targets = {output_path(str(path), force): text for path, text in result.files.items()}
+    for path, text in targets.items():
+        with replacing(path) as stream:
+            stream.write(text.encode())
+
+
+def write_job(result: Exported, folder: Path, *, force: bool) -> None:
+    """Write what was exported into a folder, with a script that starts it from there and says how to check it."""
+    texts = {path.name: text for path, text in result.files.items()}
+    head = "#!/bin/bash", "# Written by memcalc; check it before every start with:", f"# {result.check}"
+    texts["launch.sh"] = "\n".join([*head, 'cd "$(dirname "$0")" || exit 1', result.launch, ""])
+    write_folder(folder, texts, force=force)
+
+
+# --------------------------------------------------------------------------------------------------- plans for a format
+
+
+MORE = 2
+"""Plans that are searched for each that is listed, since a format may not say them all."""
+OTHERS = ("trainer", "fsdp2", "deepspeed")
+"""Formats that say most jobs, in the order in which they are tried for one that a format cannot say."""
+
+
+def plan_to(to: str, *, top: int | str | None = None, **keywords: Any) -> Plans:
+    """Search as :func:`memcalc.plan`, and list those plans alone that a format says.
+
+    Without ``framework`` it is the format's own, in the era whose files they are.
+
+    Raises
+    ------
+    memcalc.errors.CombinationError
+        Where the format is of another framework, and where it says none of the plans that fit.
+    """
+    plans, fitting, refusal = _searched(to, top, keywords)
+    if refusal is None:
+        return plans
+    allowed = f"none of the {fitting} plans that fit can be written so: {str(refusal).rstrip('.')}"
+    raise CombinationError("to", to, f"{allowed}{way_out(plans.job, to, refusal.field)}")
+
+
+def way_out(job: JobRecord, to: str, field: str) -> str:
+    """The end of a refusal: the line that plans what a format says, which has been tried; empty where none does.
+
+    First the format itself, with the ``field`` that it cannot say left open, then others.
+    """
+    options = {name: value for name, value in job.options.items() if name != "framework"}
+    elsewhere = job.model_copy(update={"options": options})
+    for form in (to, *(other for other in OTHERS if other != to)):
+        candidate = job if form in _formats_of(job) else elsewhere
+        candidate = _left_open(candidate, field) if form == to else candidate
+        if form == job.query.get("to", "") and candidate == job:
+            continue
+        try:
+            keywords = {name: value for name, value in candidate.keywords().items() if name not in ("to", "top")}
+            plans, _, refusal = _searched(form, 1, keywords)
+        except MemcalcError:
+            continue
+        if plans.plans and refusal is None:
+            lead = "plan what it can say" if form == to else f"for {get_format(form).title}"
+            query = {**plans.job.query, "top": job.query.get("top")}
+            return f"; {lead}: {command_line(with_query(plans.job, 'plan', **query))}"
+    return ""
+
+
+def _formats_of(job: JobRecord) -> tuple[str, ...]:
+    return FORMATS_OF.get(str(job.options.get("framework", "")).partition("@")[0], ())
+
+
+def _left_open(job: JobRecord, field: str) -> JobRecord:
+    """The job without what it says of a field that a search decides, or that has no option of its own."""
+    row = BY_NAME.get(field.removeprefix("strategy.").replace("-", "_"))
+    if row is None or (row.panel and not row.searched):
+        return job
+    options, settings = ({n: v for n, v in part.items() if n != row.word} for part in (job.options, job.settings))
+    return job.model_copy(update={"options": options, "settings": settings})
+
+
+def _searched(to: str, top: Any, keywords: dict[str, Any]) -> tuple[Plans, int, InputError | None]:
+    """The plans that a format says, how many fit, and where it says none of these why not the first."""
+    name, count = known_format(to), parse_count(top or api.TOP, "top")
+    framework = keywords.get("framework") or _framework_of(name, keywords)
+    settled = _settled(name, framework, keywords)
+    settings = {**(settled.pop("settings", None) or {}), **(keywords.get("settings") or {})}
+    options = {**settled, **_given({**keywords, "framework": None, "settings": settings or None})}
+    if name not in FORMATS_OF.get(framework.partition("@")[0], ()):
+        others = ", ".join(other for other, formats in FORMATS_OF.items() if name in formats)
+        raise CombinationError("framework", framework, f"{get_format(name).title} is for --framework {others}")
+    searched = api.plan(**options, framework=framework, top=MORE * count)
+    dirs = tuple(keywords.get("preset_dirs") or ())
+    plans, refusal = _able(searched, name, count, dirs)
+    query = {key: value for key, value in searched.job.query.items() if key != "top"}
+    job = with_query(searched.job, "plan", **query, to=name, top=None if count == api.TOP else count)
+    changed = {"plans": plans, "pareto": pareto_ranks(plans), "nearest": tuple(_said(searched, name, dirs))}
+    answer = searched.model_copy(update={**changed, "job": job, "command": command_line(job)})
+    return answer, len(searched.plans), None if plans else refusal
+
+
+def _given(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keywords.items() if value is not None}
+
+
+def _said(searched: Plans, name: str, dirs: tuple[str, ...]) -> Iterator[Nearest]:
+    """Yield those changes that make the job fit, or nearly, whose plans the format says; asked for that format."""
+    for answer in searched.nearest:
+        if answer.job is None or answer.estimate is None:
+            continue
+        try:
+            estimate = api.estimate(**{**answer.estimate.keywords(), "preset_dirs": dirs or answer.job.preset_dirs})
+            write_plan(estimate, name, None, dirs or answer.job.preset_dirs)
+        except InputError:
+            continue
+        query = {key: value for key, value in answer.job.query.items() if key != "top"}
+        job = with_query(answer.job, "plan", **query, to=name)
+        yield answer.model_copy(update={"job": job, "command": command_line(job)})
+
+
+def _settled(name: str, framework: str, keywords: dict[str, Any]) -> dict[str, Any]:
+    """What a format's framework settles of a job where nothing is said of it, so that plans are of what then runs."""
+    form = get_format(name)
+    if keywords.get("lora"):
+        return dict(form.over_adapters)
+    stated = {"precision", "autocast"} & _given(keywords).keys()
+    if framework.partition("@")[0] != "fsdp2" or not form.launched or stated:
+        return {}
+    # Accelerate 1.15, accelerator.py (prepare_model) and utils/dataclasses.py (set_mixed_precision of its plugin)
+    gpu = catalog.gpu(str(keywords["gpu"]), tuple(keywords.get("preset_dirs") or ()))
+    dtype = "bf16" if gpu.supports("bf16") else "fp16"
+    precision = dtype if dtype == "bf16" and not form.casts_shards else f"{dtype}-mixed"
+    return {"precision": precision, "autocast": True, "settings": {"strategy.reduce_dtype": "bf16"}}
+
+
+def _framework_of(name: str, keywords: dict[str, Any]) -> str:
+    """The framework that a format is usually for, in the era whose files it writes.
+
+    Where the launchers of Transformers train all weights on several GPUs it is FSDP 2, which they usually run:
+    Transformers 5 deprecates version 1 (training_args.py, _process_fsdp_args).
+    """
+    gpus = str(keywords.get("gpus") or "1")
+    if name in FORMATS_OF["fsdp2"][1:] and gpus.isdigit() and int(gpus) > 1 and not keywords.get("lora"):
+        return "fsdp2"
+    places = {framework: formats.index(name) for framework, formats in _USUAL if name in formats}
+    return get_format(name).era or min(places, key=lambda framework: places[framework])
+
+
+_USUAL = sorted(FORMATS_OF.items(), key=lambda item: item[0] not in {"fsdp2", "hf", "fsdp1"})
+
+
+def _able(searched: Plans, name: str, count: int, dirs: tuple[str, ...]) -> tuple[tuple[Plan, ...], InputError | None]:
+    """The first plans that a format says, ranked anew, and why the first other one is not among them."""
+    plans: list[Plan] = []
+    refusal: InputError | None = None
+    for plan in searched.plans:
+        if len(plans) == count:
+            break
+        try:
+            write_plan(plan, name, None, dirs or plan.job.preset_dirs)
+        except InputError as error:
+            refusal = refusal or error
+        else:
+            plans.append(replace_rank(plan, len(plans) + 1))
+    return tuple(_led(plans, get_format(name).title)), refusal
+
+
+def _led(plans: list[Plan], title: str) -> Iterator[Plan]:
+    """The plans of a format, told apart from the first of them where that of the whole search is none of these."""
+    for plan in plans:
+        if not plans or "vs #1" not in plans[0].why:
+            yield plan
+            continue
+        first, (role, _, rest) = plans[0], plan.why.partition(". ")
+        less = (plan.peak.device - first.peak.device) / GIB
+        speed = plan.time.tokens_per_second_per_gpu / first.time.tokens_per_second_per_gpu - 1
+        role = f"{signed(less, 1)} GiB, {signed(100 * speed, 1)}% speed vs #1"
+        if plan is first:
+            role = f"First plan that {title} can say"
+        special = tuple(word for word in plan.special if word != "best")
+        yield plan.model_copy(
+            update={"why": f"{role}. {rest}", "special": ("best", *special) if plan is first else special}
+        )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memcalc.specs.job import JobRecord
 
 ENVIRONMENT = ("strategy.expandable_segments", "strategy.blas_workspace")
-"""Fields that an environment variable sets, which the launch line has (:mod:`memcalc.handoff.exporting`)."""
+"""Fields that an environment variable sets, which the launch line has (:mod:`memcalc.handoff`)."""
 _SOFTWARE = ("calibration", "strategy.bnb", "strategy.peft", "strategy.te")
 """What is installed where the job runs."""
 _FIRST = ("model", "gpu", "node", "gpus", "seq_len")

@@ -123,13 +123,13 @@ def first_written(plan: Plan, names: Sequence[str], path: Path | None, dirs: tup
     refusals = []
     for name in names:
         try:
-            return written(plan, name, path, dirs)
+            return write_plan(plan, name, path, dirs)
         except CombinationError as error:
             refusals.append(error)
     raise refusals[0]
 
 
-def written(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[str, ...]) -> Exported:
+def write_plan(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[str, ...]) -> Exported:
     """Write one plan in a format, and prove that what is written is the plan."""
     form = get_format(to)
     target = Path(usual_name(form)) if path is None else path / usual_name(form) if path.is_dir() else path

@@ -13,7 +13,7 @@ from memcalc._version import __version__
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.capabilities import own_code
 from memcalc.grid import layout_of
-from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term
+from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term, add_up
 from memcalc.planner.as_is import notes_of
 from memcalc.planner.budget import activation_budget_of, outside_terms, recompute_warnings, reserve_terms
 from memcalc.planner.direct import OWN_CODE
@@ -37,7 +37,6 @@ from memcalc.specs.adapters import ON_STACKS
 from memcalc.specs.job import command_line
 from memcalc.specs.options import NEEDING, OPTIONS
 from memcalc.specs.strategy import Strategy
-from memcalc.sums import add_up
 from memcalc.terms import build_ledger, off_gpu_terms
 from memcalc.terms.activations import groups_of
 from memcalc.terms.head import head_kept

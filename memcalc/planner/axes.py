@@ -18,7 +18,6 @@ from memcalc.planner.adapted_layers import check_splits, splitting
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.as_is import known_precisions, policies_for, recorded_optimizers
 from memcalc.planner.direct import check_direct, check_replicated, clashes_for, kinds, usual, with_replicas
-from memcalc.planner.global_batch import MICRO_BATCHES, batch_of
 from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages, check_countable
 from memcalc.planner.optimizers import (
     GALORE,
@@ -31,7 +30,7 @@ from memcalc.planner.optimizers import (
     possible,
 )
 from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for, splitting_experts
-from memcalc.planner.request import Request
+from memcalc.planner.request import MICRO_BATCHES, Request, batch_of
 from memcalc.specs.options import BY_NAME, DEGREES, SHARED, SharedSettings
 from memcalc.specs.strategy import OPTIMIZERS
 

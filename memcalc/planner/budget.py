@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.ledger import ALWAYS, PHASES, Ledger
-from memcalc.planner.global_batch import MICRO_BATCHES
+from memcalc.planner.request import MICRO_BATCHES
 from memcalc.planner.stage_peaks import at_stage
 from memcalc.results.estimates import ActivationBudget, TermFacts
 from memcalc.terms import ModelOnGrid, build_ledger

@@ -12,17 +12,16 @@ import numpy as np
 
 from memcalc.errors import InputError
 from memcalc.frameworks.capability import SPLITS
-from memcalc.ledger import Ledger
+from memcalc.ledger import Ledger, computed
 from memcalc.planner import axes, defaults
 from memcalc.planner import request as rq
 from memcalc.planner.costs import legal, safe_limits
-from memcalc.planner.global_batch import batch_of, in_tokens, tokens_of
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import with_beside
 from memcalc.planner.offload_memory import pools_of
+from memcalc.planner.request import batch_of, in_tokens, tokens_of
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
 from memcalc.specs.options import DEGREES
-from memcalc.sums import computed
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.terms.head import loss_of
 from memcalc.terms.overhead import group_bytes

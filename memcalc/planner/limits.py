@@ -15,7 +15,6 @@ from memcalc.errors import CombinationError, InputError, UnknownNameError
 from memcalc.planner import defaults
 from memcalc.planner import request as rq
 from memcalc.planner.axes import SHORTEST_PART
-from memcalc.planner.global_batch import MICRO_BATCHES
 from memcalc.planner.limit_answer import LimitQuery, answer_of, fit_of, miss_of, point_of
 from memcalc.planner.limit_grid import (
     Chunk,
@@ -28,6 +27,7 @@ from memcalc.planner.limit_grid import (
     states_fit,
 )
 from memcalc.planner.limit_search import LimitQuestion, LimitSearch, LimitSolution, fastest
+from memcalc.planner.request import MICRO_BATCHES
 from memcalc.terms.parameters import model_count
 
 if TYPE_CHECKING:

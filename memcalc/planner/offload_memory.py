@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.frameworks import habits_of
-from memcalc.sums import computed
+from memcalc.ledger import computed
 from memcalc.terms import off_gpu_bytes
 from memcalc.terms.moments import kind_of
 from memcalc.units import GIB
@@ -20,9 +20,9 @@ from memcalc.units import GIB
 if TYPE_CHECKING:
     from memcalc.formulas import Array
     from memcalc.grid import Grid
+    from memcalc.ledger import Tree
     from memcalc.specs.hardware import Node
     from memcalc.specs.strategy import Strategy
-    from memcalc.sums import Tree
     from memcalc.terms import ModelOnGrid
 
 NO_SWAPPER = "the framework cannot swap to NVMe itself. Host buffers for it are not counted."

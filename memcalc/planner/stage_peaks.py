@@ -11,9 +11,8 @@ import numpy as np
 
 from memcalc.allocator import Replay, mapped_up_to, replay, reserved_up_to
 from memcalc.events import step_events, telling_ranks
-from memcalc.ledger import PHASES, Ledger
+from memcalc.ledger import PHASES, Ledger, add_up
 from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict, flushed
-from memcalc.sums import add_up
 from memcalc.terms.head import OBSERVED
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.units import GIB

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc._version import __version__
 from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.planner.sentences import split_words
-from memcalc.posttraining.answer import edits_of
+from memcalc.posttraining import edits_of
 from memcalc.posttraining.figures import Figures
 from memcalc.posttraining.steps import PLACES, State, fields_between, state_of, step_of, step_samples
 from memcalc.posttraining.words import read_words

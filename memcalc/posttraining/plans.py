@@ -8,7 +8,7 @@ from memcalc._version import __version__
 from memcalc.api import load_model
 from memcalc.errors import InputError, MissingError
 from memcalc.planner.answer import hardware_facts, model_facts
-from memcalc.posttraining.answer import answered, edits_of
+from memcalc.posttraining import answered, edits_of
 from memcalc.posttraining.search import Found, Search
 from memcalc.posttraining.words import RlJob, ask, completed, read_words
 from memcalc.results.posttraining import Nearest, RlPlan, RlPlans, RlRemedy

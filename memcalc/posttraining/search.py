@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc import catalog
 from memcalc.errors import InputError
 from memcalc.formulas.serving import decode_seconds, decoded_token_reads
-from memcalc.posttraining.answer import cast_of, host_bytes, judged, roles_of, rollout_of
+from memcalc.posttraining import cast_of, host_bytes, judged, roles_of, rollout_of
 from memcalc.posttraining.figures import Figures
 from memcalc.posttraining.frameworks import RECIPES, Recipe, Toolkit, toolkit_of
 from memcalc.posttraining.phases import Cast, phases_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memcalc.posttraining.answer import answered
+from memcalc.posttraining import answered
 from memcalc.posttraining.figures import Figures, trainer_options
 from memcalc.posttraining.words import RlJob, check_engines, completed
 from memcalc.results.diff import DiffField, Value

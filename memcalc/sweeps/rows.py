@@ -18,9 +18,8 @@ from memcalc import api
 from memcalc._version import __version__
 from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
 from memcalc.files import OutputError, output_path, plain_cell, replacing
-from memcalc.planner.global_batch import batch_of, in_tokens
 from memcalc.planner.record import value_text
-from memcalc.planner.request import check_words
+from memcalc.planner.request import batch_of, check_words, in_tokens
 from memcalc.specs.sweep import SETTING, Mode
 from memcalc.sweeps.space import PRESETS
 from memcalc.units import GIB

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.ledger import ALWAYS, Term
-from memcalc.sums import alike, total
+from memcalc.ledger import ALWAYS, Term, alike, total
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.adapters import trained_parts
 from memcalc.terms.every_k_blocks import INVENTORY
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from memcalc.formulas import Array
     from memcalc.grid import Grid
-    from memcalc.sums import Tree
+    from memcalc.ledger import Tree
     from memcalc.terms.model_on_grid import ModelOnGrid
 
 ON_HOST = "torchao optim/cpu_offload.py, CPUOffloadOptimizer; Megatron-LM cpu_offloading/hybrid_optimizer.py"

@@ -20,8 +20,7 @@ import numpy as np
 from memcalc.formulas.occasions import joined_outputs_bytes, key_value_bytes, waiting_outputs_bytes
 from memcalc.formulas.optimizer_states import shard
 from memcalc.frameworks.habits import EVALUATION_BATCH, READS, WRITES
-from memcalc.ledger import PHASES, Ledger, Term
-from memcalc.sums import add_up
+from memcalc.ledger import PHASES, Ledger, Term, add_up
 from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.build import build_ledger
 from memcalc.terms.every_k_blocks import INVENTORY

@@ -196,14 +196,14 @@ def _report(text: str) -> Reply:
 
 def _export(text: str) -> Reply:
     """The files that run the strategy under its framework, with the line that starts them."""
-    from memcalc.handoff.exporting import write_job
-    from memcalc.handoff.written import formats_of, written
+    from memcalc.handoff import write_job
+    from memcalc.handoff.written import formats_of, write_plan
 
     job = parse_link(text)
     if job.has_roles:
         return Reply(200, ZIP, _zipped({"train.sh": script_of(job).encode()}))
     result = _estimated(job, advice=False)
-    exported = written(result, formats_of(result.strategy.framework)[0], None, ())
+    exported = write_plan(result, formats_of(result.strategy.framework)[0], None, ())
     folder = Path("job")
     write_job(exported, folder, force=True)
     return Reply(200, ZIP, _zipped({path.name: path.read_bytes() for path in sorted(folder.iterdir())}))

@@ -11,7 +11,7 @@ import memcalc
 from memcalc.catalog import read_toml
 from memcalc.convert.formats.transformers_model import hub_named
 from memcalc.convert.named_model import named_model
-from memcalc.handoff.exporting import exported
+from memcalc.handoff import exported
 from memcalc.handoff.saved import saved_plan
 from memcalc.preflight.names import model_named
 

@@ -22,9 +22,8 @@ from memcalc.cli.app import app
 from memcalc.convert.formats.base import WRITABLE
 from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError, FileError, InputError, MemcalcError, MissingError, UnknownNameError
-from memcalc.handoff.exporting import exported
+from memcalc.handoff import exported, plan_to
 from memcalc.handoff.fallback import steps
-from memcalc.handoff.planning import plan_to
 from memcalc.handoff.saved import estimate_of, saved_plan
 from memcalc.handoff.written import launch
 from memcalc.planner.record import pinned

@@ -14,8 +14,8 @@ import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, FileError
 from memcalc.files import write_folder
-from memcalc.handoff.planning import plan_to
-from memcalc.handoff.written import written
+from memcalc.handoff import plan_to
+from memcalc.handoff.written import write_plan
 
 JOB: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 2}
 
@@ -34,7 +34,7 @@ def test_a_plan_for_the_trainer_is_of_what_accelerate_runs_by_itself() -> None:
     """prepare_model and set_mixed_precision of Accelerate: autocast, and gradients that are reduced in 16 bits."""
     (plan,) = plan_to("trainer", top=1, recompute="full", **JOB).plans
     assert (plan.strategy.autocast, plan.strategy.reduce_dtype) == (True, "bf16")
-    done = written(plan, "trainer", None, ())
+    done = write_plan(plan, "trainer", None, ())
     assert not [note for note in done.notes if "what runs has" in note]
 
 

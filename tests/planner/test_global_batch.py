@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.planner.global_batch import MOST_TOKENS, batch_of, sequences_of
-from memcalc.planner.request import Request
+from memcalc.planner.request import MOST_TOKENS, Request, batch_of, sequences_of
 
 
 def batch(raw: object, seq_len: int, ranks: int = 1) -> int:

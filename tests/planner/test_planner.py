@@ -20,6 +20,7 @@ from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
 from memcalc.grid import Grid, Layout
+from memcalc.ledger import computed
 from memcalc.planner.costs import costs_of, legal
 from memcalc.planner.finalists import finalist
 from memcalc.planner.job import PlanJob
@@ -30,7 +31,6 @@ from memcalc.planner.search import Wanted, search
 from memcalc.planner.shortlist import Shortlist, resident
 from memcalc.specs.hardware import Node
 from memcalc.specs.options import SharedSettings
-from memcalc.sums import computed
 from memcalc.terms import overhead_of
 
 RECOMPUTES = ("none", "full", "every-2", "attention", "selective-ops", "block-4", "segments-3")

@@ -13,10 +13,9 @@ from memcalc import catalog
 from memcalc.api import load_model
 from memcalc.formulas.pipeline import in_flight_1f1b
 from memcalc.grid import Grid, Layout
-from memcalc.ledger import COMPONENTS, PHASES
+from memcalc.ledger import COMPONENTS, PHASES, ZERO, computed
 from memcalc.planner.costs import costs_of
 from memcalc.specs.options import SharedSettings
-from memcalc.sums import ZERO, computed
 from memcalc.terms import ModelOnGrid, build_ledger
 from memcalc.terms.overhead import Workspaces
 from memcalc.terms.pipeline import in_flight

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from memcalc.cli.app import app
 from memcalc.errors import FileError
-from memcalc.preflight import survey as module
-from memcalc.preflight.survey import survey
+from memcalc.preflight import answer as module
+from memcalc.preflight.answer import survey
 
 AXOLOTL = (
     "base_model: NousResearch/Llama-2-7b-hf\nsequence_len: 4096\nmicro_batch_size: 2\n"

@@ -21,11 +21,11 @@ import sweep_workers
 from typer.testing import CliRunner
 
 import memcalc
+from memcalc import sweeps
 from memcalc.cli.app import app
 from memcalc.errors import InputError, MemcalcError
 from memcalc.journal import SUFFIX as JOURNAL
 from memcalc.journal import Progress
-from memcalc.sweeps import run as runner
 from memcalc.sweeps import space as spaces
 from memcalc.sweeps.rows import COLUMNS, rows_of
 from memcalc.sweeps.space import space_of
@@ -533,7 +533,7 @@ def test_a_worker_that_dies_once_costs_no_row(
     whole: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, expected = whole
-    monkeypatch.setattr(runner, "rows_of", sweep_workers.killed_once)
+    monkeypatch.setattr(sweeps, "rows_of", sweep_workers.killed_once)
     monkeypatch.setenv(sweep_workers.FLAG, str(tmp_path / "flag"))
     memcalc.sweep(path, jobs=2, output=tmp_path / "t.csv")
     assert (tmp_path / "flag").exists()
@@ -544,8 +544,8 @@ def test_a_worker_that_dies_once_costs_no_row(
 @DYING
 def test_a_job_that_kills_its_worker_again_and_again_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs that were in flight beside it are not blamed."""
-    monkeypatch.setattr(runner, "rows_of", sweep_workers.killed_by_one_job)
-    monkeypatch.setattr(runner, "_FIRST_JOBS", 2)
+    monkeypatch.setattr(sweeps, "rows_of", sweep_workers.killed_by_one_job)
+    monkeypatch.setattr(sweeps, "_FIRST_JOBS", 2)
     lengths = [128, 256, sweep_workers.DEADLY, 384, 512, 640]
     answer = memcalc.sweep(words(model="opt-125m", seq_len=lengths), jobs=2)
     assert [row["status"] == "error" for row in answer.rows] == [length == sweep_workers.DEADLY for length in lengths]
@@ -587,9 +587,9 @@ def test_dask_by_the_address_of_its_scheduler_and_a_job_that_kills(monkeypatch: 
     import dask
     from distributed import LocalCluster
 
-    monkeypatch.setattr(runner, "rows_of", sweep_workers.killed_by_one_job)
-    monkeypatch.setattr(runner, "_FIRST_JOBS", 2)
-    monkeypatch.setattr(runner, "_DEATHS", 1)
+    monkeypatch.setattr(sweeps, "rows_of", sweep_workers.killed_by_one_job)
+    monkeypatch.setattr(sweeps, "_FIRST_JOBS", 2)
+    monkeypatch.setattr(sweeps, "_DEATHS", 1)
     lengths = [128, 256, sweep_workers.DEADLY, 384]
     # Dask waits for ever, now and then, for a result that a task has killed on its next worker
     never_twice = dask.config.set({"distributed.scheduler.allowed-failures": 0})
@@ -614,7 +614,7 @@ def test_workers_that_are_lost_are_one_sentence_and_cost_no_row(
             raise ConnectionResetError("the scheduler is gone")
         return rows_of(task)
 
-    monkeypatch.setattr(runner, "rows_of", lost)
+    monkeypatch.setattr(sweeps, "rows_of", lost)
     monkeypatch.setattr("memcalc.sweeps.executors._Here.width", 0.5)  # one task at a time
     output = tmp_path / "t.csv"
     with pytest.raises(

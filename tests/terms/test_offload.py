@@ -21,13 +21,13 @@ from memcalc.api import load_model
 from memcalc.errors import CombinationError
 from memcalc.formulas.offload import pinned_bytes
 from memcalc.grid import Grid, Layout
+from memcalc.ledger import computed
 from memcalc.planner.axes import repeats
 from memcalc.planner.offload_memory import pools_of
 from memcalc.planner.search import Wanted, search
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import SharedSettings
-from memcalc.sums import computed
 from memcalc.terms import ModelOnGrid, off_gpu_terms
 
 LAYERS, HIDDEN, FFN, VOCAB, RANKS, LENGTH = 12, 1024, 4096, 32768, 8, 512

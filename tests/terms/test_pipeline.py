@@ -18,12 +18,12 @@ from memcalc.errors import InputError
 from memcalc.formulas import bubbles, pipeline
 from memcalc.frameworks import FRAMEWORKS
 from memcalc.grid import Grid, Layout
+from memcalc.ledger import computed
 from memcalc.planner.costs import costs_of
 from memcalc.planner.pipelines import check_rounds
 from memcalc.specs.flat import from_flat
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
-from memcalc.sums import computed
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.terms.pipeline import chunks_in_flight, in_flight, visits
 

@@ -67,7 +67,7 @@ class Ladder:
 
     def can_export(self, plan: Plan) -> bool:
         """Whether a format of the framework can say a plan."""
-        from memcalc.handoff.exporting import export
+        from memcalc.handoff import export
 
         formats = FORMATS_OF.get(plan.strategy.framework.partition("@")[0], ())
         if not formats:
@@ -238,7 +238,7 @@ def _restart_options(
     ladder: Ladder, folder: Path | None, format_name: str | None, preset_dirs: tuple[str, ...], reasons: list[str]
 ) -> Iterator[RestartOption]:
     """Yield the fallbacks that can be started; ``reasons`` takes why the others cannot."""
-    from memcalc.handoff.exporting import exported
+    from memcalc.handoff import exported
 
     for number, plan in enumerate(ladder.saved.fallback, 1):
         if folder is None or format_name is None:

@@ -27,9 +27,9 @@ from memcalc.convert.formats.megatron_flags import KEYS, KNOWN
 from memcalc.convert.job import ConfigJob
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
-from memcalc.handoff.exporting import exported
+from memcalc.handoff import exported
 from memcalc.handoff.saved import saved_plan
-from memcalc.preflight.answer import check
+from memcalc.preflight import check
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.preflight.names import preset_like

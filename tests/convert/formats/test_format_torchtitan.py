@@ -27,7 +27,7 @@ from memcalc.convert.formats.torchtitan_names import CURRENT, FLAVORS, REMOVED, 
 from memcalc.convert.job import ConfigJob
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError, ObjectiveError
-from memcalc.preflight.answer import check
+from memcalc.preflight import check
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files

@@ -24,7 +24,7 @@ from memcalc.convert.job import ConfigJob
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import habits_of
-from memcalc.handoff.exporting import exported
+from memcalc.handoff import exported
 from memcalc.handoff.saved import saved_plan
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge

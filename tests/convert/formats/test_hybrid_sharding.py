@@ -11,7 +11,7 @@ from config_files import config_of
 
 import memcalc
 from memcalc.errors import CombinationError
-from memcalc.handoff.exporting import exported
+from memcalc.handoff import exported
 from memcalc.handoff.saved import estimate_of, saved_plan
 from memcalc.preflight import check
 

@@ -21,8 +21,8 @@ from memcalc.convert.formats.base import WRITABLE
 from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError, MemcalcError
 from memcalc.frameworks import habits_of
+from memcalc.handoff import exported
 from memcalc.handoff import saved as saving
-from memcalc.handoff.exporting import exported
 from memcalc.handoff.saved import estimate_of, saved_plan
 from memcalc.preflight import check
 from memcalc.results.plans import SavedPlan
