@@ -10,7 +10,7 @@ from memcalc import api
 from memcalc.errors import InputError
 from memcalc.events import step_events
 from memcalc.ledger import Ledger
-from memcalc.planner import axes, beyond, stage_peaks
+from memcalc.planner import axes, sentences, stage_peaks
 from memcalc.planner.job import PlanJob
 from memcalc.planner.limit_grid import Chunk, LimitCandidate, LimitJob, SimulationCache, evaluate, number_of, ordered
 from memcalc.planner.search import Wanted
@@ -84,7 +84,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
 def test_another_framework_is_looked_at_in_place_of_a_space_that_is_too_large(
     monkeypatch: pytest.MonkeyPatch, searched: list[tuple[str, bool, int]]
 ) -> None:
-    monkeypatch.setattr(beyond, "MOST", 300)
+    monkeypatch.setattr(sentences, "MOST_UNASKED", 300)
     answer = memcalc.plan(**PLAIN)
     assert not answer.plans
     assert not any(wider for _, wider, _ in searched)
@@ -99,17 +99,17 @@ def test_another_framework_is_looked_at_in_place_of_a_space_that_is_too_large(
 
 def test_a_small_space_beyond_the_framework_is_searched(searched: list[tuple[str, bool, int]]) -> None:
     job = api.resolve(PLAIN["model"], PLAIN["gpu"], {"gpus": 1, "framework": "plain"}, several=True)
-    assert beyond.unopened(job, 1) == 0
-    assert "With code of your own it fits" in beyond.fits_beyond(job, 1, unopened=0)
+    assert sentences.unopened(job, 1) == 0
+    assert "With code of your own it fits" in sentences.fits_beyond(job, 1, unopened=0)
     assert set(searched) == {("plain", True, 1024)}
 
 
 def test_the_space_of_a_large_model_on_many_gpus_is_too_large_and_nothing_else_is() -> None:
     large = api.resolve("deepseek-v3", "h100", {"gpus": 2048}, several=True)
-    assert beyond.unopened(large, 2048) > 30 * beyond.MOST
-    assert beyond.is_soon_searched(large, 2048)
-    assert beyond.is_soon_searched(large.pinned(framework="megatron"), 2048)
-    assert not beyond.unopened(api.resolve("gpt-3-175b", "a100-40g", {"gpus": 8}, several=True), 8)
+    assert sentences.unopened(large, 2048) > 30 * sentences.MOST_UNASKED
+    assert sentences.is_soon_searched(large, 2048)
+    assert sentences.is_soon_searched(large.pinned(framework="megatron"), 2048)
+    assert not sentences.unopened(api.resolve("gpt-3-175b", "a100-40g", {"gpus": 8}, several=True), 8)
 
 
 @pytest.mark.parametrize("expandable", [False, True])
