@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
-from memcalc.results.evidence import Evidence, FigureErrors
+from memcalc.results.details import Evidence, FigureErrors
 from memcalc.specs.step_time import Kind, KindErrors
 
 if TYPE_CHECKING:

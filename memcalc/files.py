@@ -54,9 +54,9 @@ def output_path(name: str, force: bool) -> Path:
     path = Path(name)
     for wrong, allowed in (
         (not name or "\0" in name or names_folder(name), "must be the path of a file"),
-        (_asks(path.exists) and not path.is_file(), "must be a regular file"),
-        (not _asks(path.parent.is_dir), f"the directory {path.parent} must exist"),
-        (not force and _asks(path.exists), "exists; use --force to overwrite"),
+        (asks(path.exists) and not path.is_file(), "must be a regular file"),
+        (not asks(path.parent.is_dir), f"the directory {path.parent} must exist"),
+        (not force and asks(path.exists), "exists; use --force to overwrite"),
     ):
         if wrong:
             raise OutputError("output", name, allowed)
@@ -149,8 +149,8 @@ def write_folder(folder: Path, texts: Mapping[str, str], *, force: bool) -> None
             stream.write(text.encode())
 
 
-def _asks(question: Callable[[], bool]) -> bool:
-    """Answer no where the name is too long, or otherwise no name at all."""
+def asks(question: Callable[[], bool]) -> bool:
+    """Answer no where a name is too long or no name at all, or a folder may not be entered."""
     try:
         return question()
     except (OSError, ValueError):

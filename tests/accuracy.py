@@ -23,7 +23,7 @@ from memcalc.report import Report, render
 from memcalc.report.accuracy import ERROR_COLUMNS, error_cells, validation_report
 from memcalc.report.tables import Block, Column, Document, Line, Table
 from memcalc.results.comparison import RunScore, RunVerdict, Validation
-from memcalc.results.evidence import ErrorSummary
+from memcalc.results.details import ErrorSummary
 from memcalc.runs import read_runs
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model

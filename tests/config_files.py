@@ -9,7 +9,7 @@ import memcalc
 from memcalc.convert.config import Config
 from memcalc.convert.document import parse_document
 from memcalc.convert.formats import get_format, render_config
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.preflight.job import estimate_merged
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files

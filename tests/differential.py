@@ -27,8 +27,8 @@ import memcalc
 from memcalc import api
 from memcalc.allocator import replay
 from memcalc.convert.formats import get_format, render_config
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.convert.huggingface import from_huggingface
-from memcalc.convert.job import ConfigJob
 from memcalc.events import step_events
 from memcalc.frameworks import habits_of
 from memcalc.probe.live.cuda_like import cuda_like

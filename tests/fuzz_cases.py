@@ -14,11 +14,11 @@ from urllib.parse import quote, urlencode
 import fuzz_readers
 
 from memcalc.convert.formats import base
-from memcalc.specs.option import Option
 from memcalc.specs.options import COMMAND_LINE, OPTIONS
 from memcalc.specs.posttraining import RL_OPTIONS, TRAINING
 from memcalc.specs.serving import ENGINE_OPTIONS
 from memcalc.specs.strategy import FRAMEWORKS
+from memcalc.specs.strict import Option
 from memcalc.ui.answers import REQUESTS
 
 ROOT = Path(__file__).resolve().parents[1]

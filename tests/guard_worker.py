@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import memcalc
 from memcalc.errors import RestartNeeded
 from memcalc.probe.guard import Reading
-from memcalc.probe.live.guard_switch import Switch
+from memcalc.probe.live.guard_torch import Switch
 from memcalc.specs.strategy import Strategy
 
 GIB = 2**30

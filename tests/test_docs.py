@@ -101,7 +101,7 @@ def run(command: str, folder: Path, page: str = "") -> Any:
 def _run(command: str, folder: Path) -> Any:
     env = {"COLUMNS": WIDTH, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "NO_COLOR": "1",
            "LC_ALL": "C.UTF-8"}  # fmt: skip
-    with mock.patch("memcalc.ui.serving.serve", _served):
+    with mock.patch("memcalc.ui.app.serve", _served):
         return CliRunner().invoke(app, shlex.split(command)[1:], env=env, prog_name="memcalc")
 
 

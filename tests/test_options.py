@@ -18,7 +18,7 @@ from memcalc.specs.options import BY_NAME, FIELDS, OPTIONS, SharedSettings
 from memcalc.specs.strategy import Strategy
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = {"specs/option.py", "specs/options.py", "specs/strategy.py"}
+TABLE = {"specs/strict.py", "specs/options.py", "specs/strategy.py"}
 CHOSEN = "which settings this workflow may change, or must leave: a decision of its own"
 SHOWN = "which settings stand in a line or a table for people: a selection"
 ORDINARY = "what a default, a batch or a format's own edit follows from: a relation, not a list of options"
@@ -52,7 +52,6 @@ ALLOWED = {
     "preflight/merge.py": "what a trainer takes from FSDP's config alone",
     "handoff/role_scripts.py": "what TRL's and verl's own settings have nothing for",
     "probe/calibrate/rows.py": SHOWN,
-    "probe/calibrate/structure.py": "what errors of measured runs are grouped by",
     "report/page/__init__.py": SHOWN,
     "frameworks/habits.py": "parallelisms with a communicator of their own",
 }

@@ -23,11 +23,11 @@ from memcalc import results
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.calibration import Calibration
 from memcalc.specs.hardware import GPU, Node
+from memcalc.specs.job import Sweep
 from memcalc.specs.model import Model
-from memcalc.specs.option import Option
 from memcalc.specs.options import CHOICES, COMMAND_LINE, FIELDS, FLAGS, NUMBERS, SEARCHED, WORDS
 from memcalc.specs.strategy import Strategy
-from memcalc.specs.sweep import Sweep
+from memcalc.specs.strict import Option
 
 Record = type[BaseModel]
 DOCS = Path(__file__).resolve().parents[1] / "docs"

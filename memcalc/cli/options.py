@@ -17,8 +17,8 @@ import typer
 from memcalc.errors import CombinationError, InputError
 
 if TYPE_CHECKING:
-    from memcalc.specs.option import Option
     from memcalc.specs.recorded import Source
+    from memcalc.specs.strict import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _MODULE, _OUTPUT = "Module", "Output"

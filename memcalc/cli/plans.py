@@ -51,7 +51,7 @@ def check_target(save: str | None, write: str | None, rank: str | None, options:
 
 
 def _is_recorded(model: str) -> bool:
-    from memcalc.convert.recorded_file import is_recorded
+    from memcalc.convert.named_model import is_recorded
 
     return model.endswith(".json") and is_recorded(Path(model))
 

@@ -23,7 +23,7 @@ def ui(*, port: _Port = "8765", no_open: _NoOpen = False, **options: Any) -> int
 
     Served to this machine alone, under 127.0.0.1; options are what it opens with.
     """
-    from memcalc.ui.serving import serve
+    from memcalc.ui.app import serve
 
     serve(_link(options), port=_number(port), opens=not no_open, announce=_announce)
     return 0
@@ -51,7 +51,7 @@ def _link(options: dict[str, Any]) -> str:
     path = Path(texts.get("model", ""))
     if path.suffix != ".json" and not (path / "config.json").is_file():
         return LinkedJob(texts, settings).text()
-    from memcalc.convert.text import read_text
+    from memcalc.convert.document import read_text
 
     config = read_text(path if path.suffix == ".json" else path / "config.json")
     return LinkedJob({name: value for name, value in texts.items() if name != "model"}, settings, config).text()

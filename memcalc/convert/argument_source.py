@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.convert.config import Reference
-from memcalc.convert.document import Document, kind_of, parse_document
-from memcalc.convert.launchers import TABLES, Launch, LauncherOption
+from memcalc.convert.document import Document, KeyPath, Span, kind_of, parse_document
+from memcalc.convert.launchers import TABLES, Launch, LauncherOption, flags_of, recipe_of
 from memcalc.convert.objectives import ALGORITHMS, method_of_script
-from memcalc.convert.purpose import flags_of, recipe_of
 from memcalc.convert.shell import Script
 from memcalc.convert.shell_commands import Written
 from memcalc.convert.shell_values import MARK, Token
-from memcalc.convert.text import KeyPath, Span
 
 _TRAINER, _DECISIVE, _DEEPSPEED, _FACTORY, _MEGATRON = (
     frozenset(TABLES["arguments"][part].split())

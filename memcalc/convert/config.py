@@ -8,8 +8,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from memcalc.catalog import read_toml
-from memcalc.convert.document import Document
-from memcalc.convert.text import KeyPath
+from memcalc.convert.document import Document, KeyPath
 from memcalc.errors import InputError, nearest, shown
 from memcalc.specs.options import FIELDS, WORDS, options_of
 from memcalc.specs.posttraining import RlInputs

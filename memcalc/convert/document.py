@@ -1,4 +1,7 @@
-"""A config as plain data, with the place in the text of each of its values: JSON, YAML, TOML, flags of a command."""
+"""A config as plain data, with the place in the text of each of its values: JSON, YAML, TOML, flags of a command.
+
+The text is read complete and within bounds, or refused.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,49 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from memcalc.convert.text import DEEPEST, KeyPath, Span, read_text
 from memcalc.errors import FileError, InputError
+from memcalc.files import regular
+
+KeyPath = tuple[str | int, ...]
+"""Keys and indices that lead to a value."""
+DEEPEST = 64
+"""Tables within tables; the deepest known config has 6."""
+LARGEST_FILE = 1 << 20
+"""Bytes; the configs of the frameworks themselves have a hundredth of it."""
+
+
+class Span(NamedTuple):
+    """Where a value stands in the text [characters]: that of its key, then its own begin and end."""
+
+    key: int
+    begin: int
+    end: int
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a regular UTF-8 file of at most 1 MiB, or raise FileError saying why it cannot be had."""
+    with regular(path) as stream:
+        content = stream.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise FileError("file", str(path), "must be at most 1 MiB")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise FileError("file", str(path), "must be UTF-8 text") from None
+    if "\0" in text:
+        raise FileError("file", str(path), "must be text, without NUL characters")
+    return text
+
+
+def inside(path: Path, folder: Path) -> bool:
+    """Return whether `path`, links followed, lies in `folder` or below it."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a name that is no name
+        return False
+
 
 Kind = Literal["json", "yaml", "toml", "flags", "shell"]
 _ENDINGS: dict[str, Kind] = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from memcalc.convert.document import Document, parse_document, write_flow
-from memcalc.convert.text import KeyPath, Span
+from memcalc.convert.document import Document, KeyPath, Span, parse_document, write_flow
 from memcalc.errors import CombinationError, FileError
 
 _FLAG = re.compile(r"[+~]{0,2}[\w.-]+")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from memcalc.errors import FileError
-from memcalc.files import regular
+from memcalc.files import asks, regular
 
 MAIN = "main"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -59,7 +59,7 @@ def snapshot_of(hub_id: str, environ: Mapping[str, str] = os.environ) -> Snapsho
     for folder in cache_folders(environ):
         repository = folder / "--".join(("models", *name.split("/")))
         try:
-            if _asks(repository.is_dir):
+            if asks(repository.is_dir):
                 return _snapshot(repository, revision or MAIN)
         except FileError as error:
             torn = torn or error
@@ -73,7 +73,7 @@ def _snapshot(repository: Path, revision: str) -> Snapshot:
         raise FileError("Hub cache", str(repository), "a revision is a branch, a tag or a commit")
     commit = revision
     ref = repository / "refs" / revision
-    if _asks(ref.is_file):
+    if asks(ref.is_file):
         with regular(ref) as stream:
             commit = stream.read(_LONGEST_REF).decode("ascii", "replace").strip()
         if not _COMMIT.fullmatch(commit):
@@ -82,18 +82,10 @@ def _snapshot(repository: Path, revision: str) -> Snapshot:
         allowed = f"it has no revision {revision}: download that, or give one as OWNER/NAME@COMMIT"
         raise FileError("Hub cache", str(repository), allowed)
     config = repository / "snapshots" / commit / "config.json"
-    if not _asks(config.is_file):
+    if not asks(config.is_file):
         allowed = f"its revision {revision} has no config.json: download the model again, or give the path of one"
         raise FileError("Hub cache", str(repository), allowed)
     return Snapshot(config, commit)
-
-
-def _asks(question: Callable[[], bool]) -> bool:
-    """Answer no where a name is too long, or a folder may not be entered."""
-    try:
-        return question()
-    except (OSError, ValueError):
-        return False
 
 
 def _expanded(name: str, environ: Mapping[str, str]) -> Path:

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from memcalc.convert.counted import COUNTED
-from memcalc.convert.counted_parts import COUNTED_PARTS
+from memcalc.convert.counted import COUNTED, COUNTED_PARTS
 from memcalc.convert.huggingface_branches import BRANCHES
-from memcalc.convert.huggingface_encoders import ENCODERS
 from memcalc.convert.huggingface_keys import Flat, Keys
-from memcalc.convert.huggingface_state_spaces import STATE_SPACES
+from memcalc.convert.huggingface_table import ENCODERS
 from memcalc.convert.huggingface_towers import TOWERS
 from memcalc.convert.vision_language import DECODERS, VISION_LANGUAGE, read
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
@@ -23,7 +21,7 @@ from memcalc.specs.model import Model
 
 _LARGEST_FILE = 5 << 20
 _WHOLE = {**COUNTED, **COUNTED_PARTS}
-_BUILT = {**TOWERS, **ENCODERS, **_WHOLE, **BRANCHES, **STATE_SPACES}
+_BUILT = {**TOWERS, **ENCODERS, **_WHOLE, **BRANCHES}
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _NO_TOWERS = frozenset({"text_config", "quantization_config", "generation_config", "compression_config"})
 _FULL_PRECISION = (None, "fp8", "mxfp4")

@@ -7,11 +7,13 @@ What decides about OWNER/NAME, the first that has it:
 3. the config.json in the local cache of the Hub, of the revision that is asked for;
 4. a preset's name once the forms of training and storage are taken off.
 
-A repository that the table knows to be unlike every preset is looked for in the cache alone.
+A repository that the table knows to be unlike every preset is looked for in the cache alone. A model
+that was recorded with torch is a file of its own kind, read and written here.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from memcalc.preset_names import HubEntry, is_hub_id, key, stored_as
 if TYPE_CHECKING:
     from memcalc.convert.hub_cache import Snapshot
     from memcalc.specs.model import Model
+
 
 EXPANDED = ("fp8", "mxfp4")
 """Forms of storage that are expanded to the job's precision when they are loaded."""
@@ -64,7 +67,7 @@ def named_model(name: str, preset_dirs: Sequence[str] = ()) -> NamedModel:
     path, is_json = Path(name), name.endswith(".json")
     if is_json or (not name.endswith(".toml") and _is_directory(path)):
         from memcalc.convert.huggingface import read_model
-        from memcalc.convert.recorded_file import is_recorded, read_recorded
+        from memcalc.convert.named_model import is_recorded, read_recorded
 
         return NamedModel(read_recorded(path) if is_json and is_recorded(path) else read_model(name))
     if not is_hub_id(name) or path.exists():
@@ -126,3 +129,51 @@ def _is_directory(path: Path) -> bool:
         return path.is_dir() and ("/" in str(path) or (path / "config.json").exists() or str(path) == ".")
     except (OSError, ValueError):
         return False
+
+
+SCHEMA = "memcalc.module/1"
+LARGEST = 64 << 20
+"""Bytes; a model of a hundred different blocks has a tenth of it."""
+BEGINNING = 64
+"""Characters within which the schema stands."""
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether a file begins as a recorded model does."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as stream:
+            return SCHEMA.encode() in stream.read(BEGINNING)
+    except (OSError, ValueError):
+        return False
+
+
+def read_recorded(path: Path) -> Model:
+    """Return the model in a file, checked."""
+    from pydantic import ValidationError
+
+    from memcalc.specs.model import Model
+
+    with path.open("rb") as stream:
+        content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise FileError("file", str(path), f"a recorded model has at most {LARGEST >> 20} MiB")
+    try:
+        data = json.loads(content)
+        model = Model.model_validate(data["model"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{path.name}: {where}", first.get("input"), str(first["msg"])) from None
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise FileError("file", str(path), f"it is no recorded model: {type(error).__name__}") from None
+    if model.recording is None or any(group.block.recorded is None for group in model.groups):
+        raise FileError("file", str(path), "it is no recorded model: a part has no recording")
+    return model
+
+
+def recorded_text(model: Model) -> str:
+    """The text of the file."""
+    data = model.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"schema": SCHEMA, "model": data}, separators=(",", ":")) + "\n"

@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from memcalc.convert.huggingface_decoders import PLAIN
 from memcalc.convert.huggingface_gated import EXPERTS, GATED
-from memcalc.convert.huggingface_gemma4 import GEMMA4
 from memcalc.convert.huggingface_hybrids import HYBRIDS
 from memcalc.convert.huggingface_keys import Flat, Keys
-from memcalc.convert.huggingface_llama4 import LLAMA4
-from memcalc.convert.huggingface_plain import PLAIN
 from memcalc.convert.huggingface_table import TABLE
 from memcalc.convert.vision_towers import LAYER_NORM, VISION, VisionTower
 from memcalc.errors import InputError, UnknownNameError
@@ -22,7 +20,7 @@ from memcalc.specs.block import Norm
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Images, Model, Outside, Projector, patterns
 
-DECODERS: dict[str, Callable[[Keys], Flat]] = {**PLAIN, **GATED, **EXPERTS, **HYBRIDS, **LLAMA4, **GEMMA4, **TABLE}
+DECODERS: dict[str, Callable[[Keys], Flat]] = {**PLAIN, **GATED, **EXPERTS, **HYBRIDS, **TABLE}
 """Text models by their `model_type`."""
 _TOKENS = """
     boi_token_index eoi_token_index ignore_index image_token video_token pad_token_index image_seq_length

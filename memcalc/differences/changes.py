@@ -17,8 +17,8 @@ from memcalc.results.diff import DiffField, Value
 from memcalc.specs.adapters import Lora
 from memcalc.specs.hardware import Node
 from memcalc.specs.model import Model
-from memcalc.specs.option import Option
 from memcalc.specs.options import BATCHING, BY_NAME, FIELDS, NEEDING, OPTIONS, BatchInputs
+from memcalc.specs.strict import Option
 
 if TYPE_CHECKING:
     from memcalc.planner.finalists import One

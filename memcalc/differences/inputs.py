@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import api
-from memcalc.convert.document import parse_document
-from memcalc.convert.text import read_text
+from memcalc.convert.document import parse_document, read_text
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.files import there
 from memcalc.handoff.saved import chosen, dirs_of, load, record_from

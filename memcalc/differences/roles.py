@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc._version import __version__
-from memcalc.convert.text import read_text
+from memcalc.convert.document import read_text
 from memcalc.differences.changes import groups, named
 from memcalc.differences.inputs import Given, file_names, is_options, schema_of, text_of
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError

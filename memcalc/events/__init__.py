@@ -4,7 +4,7 @@ Nothing here has a list of tensors of its own: blocks and head come from the tem
 other memory from the ledger's terms.
 """
 
-from memcalc.events.buffered import Rank, telling_ranks
+from memcalc.events.stage import Rank, telling_ranks
 from memcalc.events.writer import step_events
 
 __all__ = ["Rank", "step_events", "telling_ranks"]

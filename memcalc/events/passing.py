@@ -15,7 +15,7 @@ from memcalc.terms.moments import updated_elements
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memcalc.events.buffered import Rank
+    from memcalc.events.stage import Rank
     from memcalc.ledger import Ledger, Term
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid

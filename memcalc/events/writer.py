@@ -12,10 +12,10 @@ from memcalc.events.stage import ALTERNATING, STEPS, in_shares, passes, storage_
 from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Whole
 from memcalc.ledger import ALWAYS
 from memcalc.terms.buffers import copies_reduced, held_by_replicas, prefetches
-from memcalc.terms.frozen_first_block import unread
 from memcalc.terms.fsdp2 import Units, reshards_root
 from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
+from memcalc.terms.order import unread
 from memcalc.terms.pipeline import blocks_before_backward, in_flight
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.template import Template, trace
@@ -23,7 +23,7 @@ from memcalc.trace.template import Template, trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memcalc.events.buffered import Rank
+    from memcalc.events.stage import Rank
     from memcalc.ledger import Ledger
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid

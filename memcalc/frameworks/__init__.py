@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.frameworks import deepspeed, fsdp, hf, litgpt, megatron, plain, torchtune
+from memcalc.frameworks import deepspeed, fsdp, litgpt, megatron, torchtune
 from memcalc.frameworks.habits import Habits, Widths
 
 __all__ = ["FRAMEWORKS", "Habits", "Widths", "grows_segments", "habits_of"]
@@ -14,10 +14,10 @@ __all__ = ["FRAMEWORKS", "Habits", "Widths", "grows_segments", "habits_of"]
 
 FRAMEWORKS: dict[str, tuple[tuple[str, Habits], ...]] = {
     **fsdp.ERAS,
-    **hf.ERAS,
+    **fsdp.HF_ERAS,
     **litgpt.ERAS,
     **torchtune.ERAS,
-    **plain.ERAS,
+    **fsdp.PLAIN_ERAS,
     **deepspeed.ERAS,
     **megatron.ERAS,
 }
@@ -89,7 +89,7 @@ def grows_segments(framework: str) -> bool:
 
 def _like(known: str, requested: tuple[int, ...]) -> str:
     """The beginning of an era as a month where a month was asked for and the era is named for a release."""
-    return {**hf.RELEASED, **megatron.RELEASED}.get(known, known) if requested[1] > LAST_VERSION else known
+    return {**fsdp.HF_RELEASED, **megatron.RELEASED}.get(known, known) if requested[1] > LAST_VERSION else known
 
 
 def _order(framework: str, era: str) -> tuple[int, ...]:

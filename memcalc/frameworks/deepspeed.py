@@ -9,9 +9,9 @@ v0.19.5 too: it changed in v0.17.6.
 from __future__ import annotations
 
 from memcalc.frameworks import losses, support
+from memcalc.frameworks.fsdp import MASTER
 from memcalc.frameworks.habits import Bucket, Habits, Widths, Zero, like
 from memcalc.frameworks.megatron import VOCAB_MULTIPLE
-from memcalc.frameworks.plain import MASTER
 
 WIDTHS = {**MASTER, "bf16-mixed": Widths(2, 2, 4, 4, 2, 0), "fp16-mixed": Widths(2, 2, 4, 4, 2, 0)}
 

@@ -213,7 +213,7 @@ class Habits:
     """How it scales the inputs of 8-bit products; the first is its default."""
     communicators: tuple[str, ...] = ("tp", "pp", "cp", "ep", "dp_replicate")
     """Groups of ranks, some of the world, that have a communicator beside the world's; where `dp` is one of them, a
-    group of all ranks has its own too (:mod:`memcalc.terms.communicators`)."""
+    group of all ranks has its own too (:mod:`memcalc.terms.overhead`)."""
     engine: bool = False
     """TransformerEngine's modules run, with workspaces and dummy weight gradients of their own."""
     kernels: str = "model"

@@ -1,6 +1,6 @@
 """A job of post-training as the script that starts it: TRL's or verl's own settings, which ``memcalc check`` reads.
 
-Keys are those of verl 0.10 and TRL 1.10 (:mod:`memcalc.convert.formats.verl`, ``trl_roles`` beside it).
+Keys are those of verl 0.10 and TRL 1.10 (:mod:`memcalc.convert.formats.verl`, ``preferences`` beside it).
 What a framework decides by itself, or has no setting for, is refused, so that no other job is written than was asked
 about.
 """

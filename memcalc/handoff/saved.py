@@ -12,8 +12,7 @@ from pydantic import BaseModel, ValidationError
 from memcalc import api
 from memcalc._version import __version__
 from memcalc.calibrations import NONE
-from memcalc.convert.document import parse_document
-from memcalc.convert.text import read_text
+from memcalc.convert.document import parse_document, read_text
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.files import output_path, replacing
 from memcalc.handoff.fallback import fallbacks

@@ -11,9 +11,8 @@ from memcalc._version import __version__
 from memcalc.api import load_model
 from memcalc.convert.document import parse_document
 from memcalc.convert.formats import FORMATS_OF, Format, get_format, render_config
-from memcalc.convert.formats.base import WRITABLE
+from memcalc.convert.formats.base import WRITABLE, ConfigJob
 from memcalc.convert.formats.transformers_model import hub_name
-from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.frameworks import habits_of
 from memcalc.handoff.round_trip import check_command

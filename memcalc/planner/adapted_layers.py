@@ -8,7 +8,7 @@ from memcalc.errors import CombinationError, UncountedError
 from memcalc.frameworks import habits_of
 from memcalc.specs.adapters import EVERY, JOINED, ON_STACKS, release
 from memcalc.specs.block import MixtureOfExperts
-from memcalc.terms.parallel_adapters import adaptable_targets, adapted_tensors
+from memcalc.terms.adapted_layers import adaptable_targets, adapted_tensors
 from memcalc.terms.tensors import linear_layers, outside_matrices
 
 if TYPE_CHECKING:

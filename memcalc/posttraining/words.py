@@ -14,7 +14,7 @@ from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memcalc.specs.option import Option
+    from memcalc.specs.strict import Option
 
 MOST_RESPONSES = 100_000_000
 """Responses of a step, as sequences of a training job."""

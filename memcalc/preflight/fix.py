@@ -10,12 +10,10 @@ from typing import Any
 
 from memcalc import api
 from memcalc.convert.config import Config
-from memcalc.convert.document import Document
+from memcalc.convert.document import Document, KeyPath
 from memcalc.convert.edits import edit_document, edit_parts
 from memcalc.convert.formats import get_format
-from memcalc.convert.formats.base import Format, config_changes
-from memcalc.convert.job import ConfigJob
-from memcalc.convert.text import KeyPath
+from memcalc.convert.formats.base import ConfigJob, Format, config_changes
 from memcalc.errors import MemcalcError
 from memcalc.preflight.job import MergedJob, estimate_merged
 from memcalc.preflight.merge import merge

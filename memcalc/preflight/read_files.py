@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from memcalc.convert.config import Config, Finding, Reference
-from memcalc.convert.document import Document, overlay, parse_document, read_document
+from memcalc.convert.document import Document, inside, overlay, parse_document, read_document
 from memcalc.convert.formats import get_format, recognise
-from memcalc.convert.shipped import COMMITS, shipped
-from memcalc.convert.text import inside
+from memcalc.convert.formats.base import COMMITS, shipped
 from memcalc.errors import FileError, MissingError, shown
 from memcalc.files import there
 

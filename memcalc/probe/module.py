@@ -114,7 +114,7 @@ def probe(
     )
     if not with_model:
         return result, ""
-    from memcalc.convert.recorded_file import recorded_text
+    from memcalc.convert.named_model import recorded_text
 
     model = record_model(source, on_progress=on_progress)
     notes = () if model.recording is None else model.recording.notes

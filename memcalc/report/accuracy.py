@@ -9,7 +9,7 @@ from typing import Literal
 
 from memcalc.report.tables import Block, Column, Line, Report, Table, header, made
 from memcalc.results.comparison import RunReason, RunScore, TargetResult, Validation
-from memcalc.results.evidence import ErrorSummary
+from memcalc.results.details import ErrorSummary
 from memcalc.results.names import component_name
 from memcalc.units import GIB, signed
 

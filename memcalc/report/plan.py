@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from memcalc.convert.recorded_file import is_recorded
+from memcalc.convert.named_model import is_recorded
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
 from memcalc.report.plan_tables import data, recipe_blocks, remedy_blocks, short

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from memcalc.results.details import ErrorSummary
 from memcalc.results.estimates import Answer, Verdict, schema
-from memcalc.results.evidence import ErrorSummary
 from memcalc.specs.strict import Figure, Frozen
 
 

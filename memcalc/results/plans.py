@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from memcalc.results.details import SearchedStrategy
+from memcalc.results.details import Evidence, SearchedStrategy
 from memcalc.results.estimates import (
     Answer,
     Components,
@@ -18,11 +18,9 @@ from memcalc.results.estimates import (
     Verdict,
     schema,
 )
-from memcalc.results.evidence import Evidence
-from memcalc.specs.job import JobRecord
+from memcalc.specs.job import JobRecord, Mode
 from memcalc.specs.strategy import Strategy
 from memcalc.specs.strict import Frozen
-from memcalc.specs.sweep import Mode
 
 UNMEASURED_OFFLOAD = "no measured offload runs to compare with; speed may be half or double"
 """What is said of the time of plans that offload."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
-    from memcalc.specs.option import Option
+    from memcalc.specs.strict import Option
 
 LOGS = "start-up logs of llm-d-incubation/llm-d-planner accuracy/results@d3121e05"
 

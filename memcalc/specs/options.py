@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from memcalc.specs.option import JOB, MEMORY, PANELS, Kind, Option
 from memcalc.specs.strategy import Strategy
-from memcalc.specs.strict import Frozen
+from memcalc.specs.strict import JOB, MEMORY, PANELS, Frozen, Kind, Option
 
 # How batches are made where sequences differ in length, as options of a job.
 

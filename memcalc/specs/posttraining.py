@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from memcalc.specs.option import Option
 from memcalc.specs.options import options_of
-from memcalc.specs.strict import Frozen
+from memcalc.specs.strict import Frozen, Option
 
 ROLES, ROLLOUT = "Roles", "Rollout"
 """Panels of ``--help``."""

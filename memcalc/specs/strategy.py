@@ -11,8 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from memcalc.specs.adapters import AdapterDtype, AlsoTrained, Lora, Quantization, lora_of
-from memcalc.specs.option import ADAPTERS, JOB, MEMORY, PARALLELISM, STEP_TIME, Option
-from memcalc.specs.strict import Frozen
+from memcalc.specs.strict import ADAPTERS, JOB, MEMORY, PARALLELISM, STEP_TIME, Frozen, Option
 
 FrameworkName = Literal[
     "fsdp2", "fsdp1", "ddp", "deepspeed", "megatron", "hf", "torchtitan", "torchtune", "litgpt", "plain"

@@ -15,7 +15,7 @@ from memcalc._version import __version__
 from memcalc.errors import InputError, MemcalcError
 from memcalc.journal import SUFFIX, Journal, Listener, Progress
 from memcalc.results.plans import Swept
-from memcalc.specs.sweep import Sweep
+from memcalc.specs.job import Sweep
 from memcalc.sweeps.executors import Backend, backend_for
 from memcalc.sweeps.rows import STATUSES, Row, Task, columns_of, error_row, rows_of, table_path, write_table
 from memcalc.sweeps.space import Space, space_of

@@ -20,7 +20,7 @@ from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
 from memcalc.files import OutputError, output_path, plain_cell, replacing
 from memcalc.planner.record import value_text
 from memcalc.planner.request import batch_of, check_words, in_tokens
-from memcalc.specs.sweep import SETTING, Mode
+from memcalc.specs.job import SETTING, Mode
 from memcalc.sweeps.space import PRESETS
 from memcalc.units import GIB
 

@@ -19,8 +19,8 @@ from memcalc._version import __version__
 from memcalc.errors import AbsentError, InputError, UnknownNameError
 from memcalc.planner.record import value_text
 from memcalc.planner.request import check_words
+from memcalc.specs.job import SETTING, Mode, Sweep, SweepSettings, Value
 from memcalc.specs.options import WORDS
-from memcalc.specs.sweep import SETTING, Mode, Sweep, SweepSettings, Value
 from memcalc.units import parse_count
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from memcalc.formulas.activations import saved_bytes
 from memcalc.formulas.recompute import Counts, Policy, counts
 from memcalc.terms import model_on_grid
 from memcalc.terms.adapters import AdaptersOnGrid
-from memcalc.terms.frozen_first_block import checkpoints_need_gradients, spared_records
 from memcalc.terms.model_on_grid import BlockCache
-from memcalc.terms.order import Stack, ahead, behind, from_first, from_start
+from memcalc.terms.order import Stack, ahead, behind, checkpoints_need_gradients, from_first, from_start, spared_records
 from memcalc.terms.pipeline import blocks_in_flight
 from memcalc.terms.settings import alike
 from memcalc.trace.template import Template, trace

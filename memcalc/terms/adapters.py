@@ -14,10 +14,17 @@ from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
 from memcalc.specs.adapters import rank_on_stack
 from memcalc.specs.block import MixtureOfExperts
+from memcalc.terms.adapted_layers import (
+    NONE,
+    SOURCE,
+    Quantised,
+    active_parameters,
+    block_parameters,
+    block_quantised,
+    quantised,
+)
 from memcalc.terms.model_on_grid import ModelOnGrid
-from memcalc.terms.parallel_adapters import active_parameters, block_parameters
 from memcalc.terms.parameters import BlockCount, ParameterCount, model_count
-from memcalc.terms.quantised import NONE, SOURCE, Quantised, block_quantised, quantised
 from memcalc.terms.tensors import Matrix, linear_layers, outside_matrices
 
 if TYPE_CHECKING:

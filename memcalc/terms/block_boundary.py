@@ -14,8 +14,7 @@ from memcalc.grid import column
 from memcalc.ledger import KEPT, Term
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.buffers import FLAT
-from memcalc.terms.frozen_first_block import checkpoints_need_gradients
-from memcalc.terms.order import from_start
+from memcalc.terms.order import checkpoints_need_gradients, from_start
 from memcalc.terms.settings import enters_units_again
 from memcalc.trace.entry import MASK
 from memcalc.trace.scores import kernel

@@ -14,11 +14,11 @@ from memcalc.grid import column
 from memcalc.ledger import ALWAYS, COMPUTING, Term
 from memcalc.specs.block import MixtureOfExperts, Mlp
 from memcalc.terms.activations import add_all, groups_of
+from memcalc.terms.adapted_layers import pairs_of
 from memcalc.terms.adapters import Base, folded_adapters, trained
 from memcalc.terms.every_k_blocks import block_copies, copies_in_part
 from memcalc.terms.fsdp2 import Units, fsdp2_terms
 from memcalc.terms.gradients import accumulates_whole
-from memcalc.terms.parallel_adapters import pairs_of
 from memcalc.terms.pipeline import engine_terms, schedule_terms
 from memcalc.terms.settings import enters_units_again
 from memcalc.terms.zero import zero_terms

@@ -13,8 +13,7 @@ from memcalc.formulas.activations import saved_bytes
 from memcalc.grid import AXES, column
 from memcalc.ledger import KEPT, Term
 from memcalc.terms.activations import first_apart, full, groups_of, largest
-from memcalc.terms.frozen_first_block import spared_records
-from memcalc.terms.order import from_end, from_start
+from memcalc.terms.order import from_end, from_start, spared_records
 from memcalc.trace.template import trace
 from memcalc.trace.working_sets import total
 

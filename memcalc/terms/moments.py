@@ -24,8 +24,8 @@ from memcalc.formulas.optimizer_states import GALORE_RANK, Weight, shard, state_
 from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
+from memcalc.terms.adapted_layers import pairs_of
 from memcalc.terms.adapters import AdaptersOnGrid, adapter_pairs, block_pairs
-from memcalc.terms.parallel_adapters import pairs_of
 from memcalc.terms.parameters import is_biased
 from memcalc.terms.tensors import TABLES, Layout, Place, Tensor, block_tensors, end_tensors, outside_matrices
 from memcalc.terms.zero import largest_part, partitions_without_zero

@@ -18,11 +18,10 @@ import numpy as np
 from memcalc.formulas import flops as fl
 from memcalc.formulas.flops import attention_backward_flops, matmul_bytes
 from memcalc.formulas.quantization import dequantisation_bytes
+from memcalc.terms.adapted_layers import adapted_tensors, matrix_bytes, quantised_layers
 from memcalc.terms.adapters import Pair, block_pairs
 from memcalc.terms.model_on_grid import local_experts
-from memcalc.terms.parallel_adapters import adapted_tensors
 from memcalc.terms.parameters import mixing_flops
-from memcalc.terms.quantised import matrix_bytes, quantised_layers
 from memcalc.terms.settings import is_reentrant
 from memcalc.terms.tensors import Matrix, block_matrices, linear_layers
 

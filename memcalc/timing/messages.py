@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas import communication as comm
+from memcalc.terms.adapted_layers import adapted_tensors
 from memcalc.terms.adapters import trained
-from memcalc.terms.parallel_adapters import adapted_tensors
 from memcalc.terms.zero import prefetched
 from memcalc.timing.experts import exchanges, in_node
 

@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
-from memcalc.trace.adapters import PARTS, Packed, adapted_parts
+from memcalc.trace.adapters import PARTS, Packed, Product, adapted_parts
 from memcalc.trace.checkpoint import region
 from memcalc.trace.layers import WIDE, BlockConfig, linear, norm
-from memcalc.trace.projection import Product
 from memcalc.trace.scores import core, joined, repeated
 from memcalc.trace.tape import Edge, Grads, Node, Size, Storage, Tape, Tensor
 

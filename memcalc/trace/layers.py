@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.formulas.quantization import narrow_bytes
 from memcalc.trace import ops
-from memcalc.trace.adapters import Lora, adapted, target_of
+from memcalc.trace.adapters import Lora, Product, Quantised, adapted, project, project_quantised, target_of
 from memcalc.trace.checkpoint import Rerun
-from memcalc.trace.projection import Product, Quantised, project, project_quantised
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:

@@ -114,7 +114,7 @@ def sent(
     back = tape.new("rows in the tokens' order", _rows(x, spec, 1, INDEX))
     out = indexed(tape, out, back, out.size, "expert outputs in the tokens' order")
     del back, weights, passed, counted, bias, sent_rows  # as variables of the functions that run, they live until here
-    out = summed(tape, out, x.size.wide(out.size.width))
+    out = added_up(tape, out, x.size.wide(out.size.width))
     return ops.cast(tape, out, x.size.width, "sum of expert outputs, cast")
 
 
@@ -247,7 +247,7 @@ def grouped_linear(
     )
 
 
-def summed(tape: Tape, rows: Tensor, size: Size) -> Tensor:
+def added_up(tape: Tape, rows: Tensor, size: Size) -> Tensor:
     """The sum over a token's experts; its gradient is expanded, and copied where rows become one dimension again."""
     back = rows.size
     return tape.record(

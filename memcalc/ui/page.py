@@ -14,11 +14,10 @@ from memcalc.posttraining.frameworks import TOOLKITS
 from memcalc.posttraining.steps import PLACES
 from memcalc.report.page import markup
 from memcalc.report.page.markup import Html, el, join
-from memcalc.specs.option import PANELS, Option
 from memcalc.specs.options import BY_NAME, COMMAND_LINE
 from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING
-from memcalc.ui.answers import LEFT_OPEN
-from memcalc.ui.roles import ROLES_OPEN
+from memcalc.specs.strict import PANELS, Option
+from memcalc.ui.answers import LEFT_OPEN, ROLES_OPEN
 
 _GPUS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 _LENGTHS = tuple(size for power in range(9, 20) for size in (1 << power, 3 << (power - 1)))

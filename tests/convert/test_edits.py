@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.convert.argument_source import flag_document
-from memcalc.convert.document import Document, parse_document
+from memcalc.convert.document import Document, KeyPath, parse_document
 from memcalc.convert.edits import edit_document, edit_parts
 from memcalc.convert.shell import read_script
-from memcalc.convert.text import KeyPath
 from memcalc.errors import CombinationError
 
 KEYS = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True).filter(

@@ -15,8 +15,7 @@ import transformers
 from autograd.row_families import ROWS
 
 from memcalc.convert.huggingface import from_huggingface
-from memcalc.convert.huggingface_encoders import ENCODERS
-from memcalc.convert.huggingface_table import TABLE
+from memcalc.convert.huggingface_table import ENCODERS, TABLE
 from memcalc.errors import InputError
 from memcalc.terms.parameters import model_count
 

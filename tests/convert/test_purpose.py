@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.convert.purpose import names_other_work
+from memcalc.convert.launchers import names_other_work
 from memcalc.errors import IdleError, MissingError, ObjectiveError, UnknownFormatError
 from memcalc.preflight import check
 from memcalc.results.check import Check

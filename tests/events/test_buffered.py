@@ -10,8 +10,7 @@ import pytest
 from memcalc import api, validation
 from memcalc.allocator import replay
 from memcalc.events import step_events, telling_ranks
-from memcalc.events.buffered import Rank, part_of_rank, weights_of_rank
-from memcalc.events.stage import Stage
+from memcalc.events.stage import Rank, Stage, part_of_rank, weights_of_rank
 from memcalc.runs import read_runs
 from memcalc.terms import ModelOnGrid, build_ledger
 from memcalc.terms.overhead import Workspaces

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc.cli.app import app
-from memcalc.convert.formats.base import WRITABLE
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import WRITABLE, ConfigJob
 from memcalc.errors import CombinationError, FileError, InputError, MemcalcError, MissingError, UnknownNameError
 from memcalc.handoff import exported, plan_to
 from memcalc.handoff.fallback import steps

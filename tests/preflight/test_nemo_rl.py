@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memcalc.convert.document import parse_document
-from memcalc.convert.interpolation import resolved
+from memcalc.convert.formats.nemo_rl import resolved
 from memcalc.errors import InputError, MissingError, ObjectiveError
 from memcalc.posttraining import rl
 from memcalc.preflight.merge import merge

@@ -23,7 +23,7 @@ from memcalc import calibrations, catalog, validation
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.journal import Progress
-from memcalc.probe.calibrate import overheads, rows, structure
+from memcalc.probe.calibrate import overheads, rows
 from memcalc.probe.calibrate.fit import calibrated, calibration_text, check_fitted
 from memcalc.probe.calibrate.times import timed_job
 from memcalc.results.probe import Calibrated
@@ -222,15 +222,15 @@ def test_an_error_that_grows_is_told() -> None:
         lambda run: -0.12 * run.strategy["micro_batch"] * run.workload["seq_len"] / most, noise=0.1, outliers=0
     )
     made = list(rows.predicted(grown.run, validation.Presets()))
-    told = structure.correlations(structure.allocated_errors(made), validation.Presets())
+    told = rows.correlations(rows.allocated_errors(made), validation.Presets())
     tokens = next(one for one in told if one.where == "tokens a micro-batch")
     assert tokens.error > 0.95
 
 
 def test_noise_is_no_structure() -> None:
-    errors = structure.allocated_errors(rows.predicted(measured().run, validation.Presets()))
-    assert list(structure.structural(errors, "allocated")) == []
-    assert list(structure.correlations(errors, validation.Presets())) == []
+    errors = rows.allocated_errors(rows.predicted(measured().run, validation.Presets()))
+    assert list(rows.structural(errors, "allocated")) == []
+    assert list(rows.correlations(errors, validation.Presets())) == []
 
 
 def test_a_phase_that_is_wrong_in_all_rows_is_told() -> None:
@@ -239,11 +239,11 @@ def test_a_phase_that_is_wrong_in_all_rows_is_told() -> None:
         step = int(row.estimate.phases["step"] * 1.2)
         phases = {"step": step, "forward": row.estimate.phases["forward-last"]}
         made.append(rows.Row(row.run.model_copy(update={"phases": phases}), row.estimate, row.family))
-    found = structure.phase_errors(made)
-    (wrong,) = structure.structural(found["step"], "phase", "phase step, ")
+    found = rows.phase_errors(made)
+    (wrong,) = rows.structural(found["step"], "phase", "phase step, ")
     assert wrong.error == pytest.approx(1 / 1.2 - 1, abs=1e-3)
     assert len(wrong.rows) == len(JOBS)
-    assert list(structure.structural(found["forward"], "phase")) == []
+    assert list(rows.structural(found["forward"], "phase")) == []
 
 
 # ------------------------------------------------------------------------------------------------ what is read directly

@@ -31,13 +31,11 @@ from memcalc.errors import CombinationError, InputError, MemcalcError, RestartNe
 from memcalc.handoff.saved import saved_alone, saved_plan
 from memcalc.probe.guard import Reading
 from memcalc.probe.guard.ladder import ladder_of, restarts_of
-from memcalc.probe.guard.options import Options
-from memcalc.probe.guard.pressure import PressureRule
+from memcalc.probe.guard.options import Options, PressureRule
 from memcalc.probe.guard.reporter import GAUGES, Gauges, Window
 from memcalc.probe.guard.watch import Watch
-from memcalc.probe.live import guard_meter
-from memcalc.probe.live.guard_meter import CudaMeter, RecomputeTimer
-from memcalc.probe.live.guard_switch import Switch
+from memcalc.probe.live import guard_torch
+from memcalc.probe.live.guard_torch import CudaMeter, RecomputeTimer, Switch
 from memcalc.results.plans import Plan, SavedPlan
 from memcalc.specs.strategy import Strategy
 
@@ -210,7 +208,7 @@ def test_recomputation_takes_what_its_blocks_take(
     reentrant: bool, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three blocks are checkpointed; what is computed once is not counted, nor what an outer one counts."""
-    monkeypatch.setattr(guard_meter.time, "perf_counter", lambda: Slow.now)
+    monkeypatch.setattr(guard_torch.time, "perf_counter", lambda: Slow.now)
     model, timer = nn.ModuleList([Slow(), Slow(), Slow()]), RecomputeTimer()
 
     def pair(x: torch.Tensor) -> torch.Tensor:
@@ -225,7 +223,7 @@ def test_recomputation_takes_what_its_blocks_take(
                 x = checkpoint(block, x, use_reentrant=reentrant) if again else block(x)
         model[2](x).sum().backward()
 
-    before = (guard_meter.checkpoints._CheckpointFrame, guard_meter.checkpoints.CheckpointFunction.backward)
+    before = (guard_torch.checkpoints._CheckpointFrame, guard_torch.checkpoints.CheckpointFunction.backward)
     timer.install()
     try:
         assert timer.collect() is None
@@ -244,7 +242,7 @@ def test_recomputation_takes_what_its_blocks_take(
     forward = 15  # ms of the three blocks; all beyond it was computed again
     assert told == pytest.approx(took - forward)
     assert told >= 10 - 1e-6
-    after = (guard_meter.checkpoints._CheckpointFrame, guard_meter.checkpoints.CheckpointFunction.backward)
+    after = (guard_torch.checkpoints._CheckpointFrame, guard_torch.checkpoints.CheckpointFunction.backward)
     assert after == before
 
 

@@ -17,10 +17,9 @@ from memcalc.errors import CombinationError, InputError
 from memcalc.handoff.saved import saved_plan
 from memcalc.probe.guard import Reading
 from memcalc.probe.guard.ladder import AllowedActions, Ladder, ladder_of
-from memcalc.probe.guard.options import Options
-from memcalc.probe.guard.pressure import settings_for
+from memcalc.probe.guard.options import Options, settings_for
 from memcalc.probe.guard.watch import Watch
-from memcalc.probe.live import guard_meter
+from memcalc.probe.live import guard_torch
 from memcalc.results.plans import SavedPlan
 from memcalc.specs.strategy import Strategy
 
@@ -110,7 +109,7 @@ def test_a_run_without_a_plan_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = tmp_path / "guard.jsonl"
-    monkeypatch.setattr(guard_meter, "device_bytes", lambda: 40 * GIB)
+    monkeypatch.setattr(guard_torch, "device_bytes", lambda: 40 * GIB)
     options = {"micro_batch": 2, "accumulation_steps": 4, "name": "mine", "jsonl": str(lines)}
     watch = watched(None, 2, meter=Steady(39), **options)
     assert watch.limit == int(0.95 * 40 * GIB)

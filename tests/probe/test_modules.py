@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc.cli.app import app
 from memcalc.convert.huggingface import from_huggingface
-from memcalc.convert.recorded_file import SCHEMA, read_recorded, recorded_text
+from memcalc.convert.named_model import SCHEMA, read_recorded, recorded_text
 from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.planner.as_is import mode_of
 from memcalc.probe.live.modules_run import probe_module

@@ -19,9 +19,9 @@ from memcalc.results.estimates import Estimate
 from memcalc.specs.adapters import Lora as Words
 from memcalc.specs.adapters import parse_lora
 from memcalc.specs.model import Model
+from memcalc.terms.adapted_layers import block_quantised
 from memcalc.terms.adapters import adapter_pairs, block_adapters
 from memcalc.terms.parameters import block_count, model_count
-from memcalc.terms.quantised import block_quantised
 from memcalc.terms.tensors import block_matrices, outside_matrices
 from memcalc.trace.adapters import Lora
 from memcalc.trace.layers import BlockConfig

@@ -16,7 +16,7 @@ from memcalc.frameworks import habits_of
 from memcalc.frameworks.habits import rewritten
 from memcalc.results.estimates import Estimate
 from memcalc.specs.block import Block, Mlp, Norm
-from memcalc.terms.frozen_first_block import spared_records
+from memcalc.terms.order import spared_records
 from memcalc.trace.adapters import Lora
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import Template, trace, trace_head

@@ -21,9 +21,9 @@ from autograd import measure
 import memcalc
 from memcalc import catalog
 from memcalc.allocator import replay
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.convert.formats.megatron import model_flags
 from memcalc.convert.huggingface import from_huggingface
-from memcalc.convert.job import ConfigJob
 from memcalc.errors import InputError
 from memcalc.events import step_events
 from memcalc.formulas.recompute import counts, parse_policy

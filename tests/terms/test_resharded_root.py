@@ -11,7 +11,7 @@ import memcalc
 from memcalc import api
 from memcalc.allocator import replay
 from memcalc.convert.formats import get_format, render_config
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.events import step_events
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model

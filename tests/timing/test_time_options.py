@@ -9,8 +9,8 @@ import pytest
 import memcalc
 from memcalc.errors import InputError
 from memcalc.results.estimates import Estimate
-from memcalc.specs.option import STEP_TIME
 from memcalc.specs.options import COMMAND_LINE
+from memcalc.specs.strict import STEP_TIME
 
 EXPERTS: dict[str, Any] = {
     "model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 32, "framework": "megatron", "ep": 32, "seq_len": 4096,

@@ -25,10 +25,9 @@ from memcalc.specs.options import COMMAND_LINE
 from memcalc.specs.posttraining import RL_OPTIONS
 from memcalc.ui import app as module
 from memcalc.ui.answers import Reply, reply
-from memcalc.ui.app import App
+from memcalc.ui.app import ADDRESS, App, listener
 from memcalc.ui.link import parse_link
 from memcalc.ui.page import page, policy
-from memcalc.ui.serving import ADDRESS, listener
 from memcalc.ui.workers import MOST_WAITING, Worker, Workers
 
 JOB = "model=llama-2-7b&gpu=a100-40g&gpus=8&zero=3"

@@ -15,8 +15,8 @@ import pytest
 import memcalc
 from memcalc.errors import MemcalcError
 from memcalc.report.palette import INK
+from memcalc.ui.answers import words_of
 from memcalc.ui.link import parse_link
-from memcalc.ui.roles import words_of
 
 pytestmark = pytest.mark.slow
 

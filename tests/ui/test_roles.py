@@ -13,9 +13,8 @@ import memcalc
 from memcalc.posttraining.frameworks import RECIPES
 from memcalc.report.palette import ROLES
 from memcalc.results.posttraining import RlDiff
-from memcalc.ui.answers import reply
+from memcalc.ui.answers import reply, words_of
 from memcalc.ui.link import link_of, parse_link
-from memcalc.ui.roles import words_of
 
 JOB = (
     "model=qwen2.5-7b&gpu=h100&gpus=4&algorithm=grpo&framework=verl&prompt=1k&response=3k&micro-tokens=16k"

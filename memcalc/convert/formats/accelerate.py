@@ -10,10 +10,9 @@ from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.base import ConfigJob, Format, key_table
 from memcalc.convert.formats.fsdp_config import ACCELERATED, LOSS_INSIDE, PLACED, fsdp_version, read_options
 from memcalc.convert.formats.trainer_writer import checkpoints_itself
-from memcalc.convert.job import ConfigJob
 
 _KEYS = key_table("accelerate")
 _TYPES = {

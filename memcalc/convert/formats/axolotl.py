@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats.axolotl_preferences import read_preferences
 from memcalc.convert.formats.axolotl_write import write
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.beside_steps import STATE_DICTS, set_resumes, set_state_dict
 from memcalc.convert.formats.fsdp_config import ACCELERATED
+from memcalc.convert.formats.preferences import read_axolotl
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
     optimizers_of,
@@ -61,7 +61,7 @@ def read(document: Document) -> Config:
     _kernels(reader, adapter)
     set_optimizer(reader, "optimizer", "adamw_torch_fused", _OPTIMIZERS)
     _degrees(reader)
-    read_preferences(reader, KEYS, adapter)
+    read_axolotl(reader, KEYS, adapter)
     reader.harmless(*KEYS.harmless, *(() if adapter else KEYS.names("of_adapters", "lora_kernels")))
     reader.not_counted(KEYS.not_counted)
     reader.not_modelled(KEYS.not_modelled)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.convert.formats.base import key_table
+from memcalc.convert.formats.base import ConfigJob, key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
-from memcalc.convert.formats.layer_names import layer_names
 from memcalc.convert.formats.trainer_writer import galore, require_decoder
-from memcalc.convert.formats.transformers_model import hub_name
+from memcalc.convert.formats.transformers_model import hub_name, layer_names
 from memcalc.convert.formats.tuning import DECAY, FLASH
-from memcalc.convert.job import ConfigJob
 from memcalc.frameworks import habits_of
 from memcalc.specs.adapters import lora_of
 

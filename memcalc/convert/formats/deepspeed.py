@@ -6,9 +6,8 @@ from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.base import ConfigJob, Format, key_table
 from memcalc.convert.formats.tuning import DECAY, set_decay
-from memcalc.convert.job import ConfigJob
 
 _KEYS = key_table("deepspeed")
 _OPTIMIZERS = {

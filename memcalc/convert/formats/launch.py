@@ -14,10 +14,19 @@ from typing import Any
 from memcalc import catalog
 from memcalc.convert.argument_source import ArgumentSource, flag_document, format_of
 from memcalc.convert.config import Config, ConfigReader, Setting
-from memcalc.convert.document import Document
+from memcalc.convert.directives import (
+    OPTIONS,
+    Option,
+    Request,
+    directives,
+    read_directives,
+    sbatch_options,
+    seconds,
+    variables,
+)
+from memcalc.convert.document import Document, KeyPath, Span
 from memcalc.convert.formats.base import Format
-from memcalc.convert.launchers import Launch, launch_of, read_ranks
-from memcalc.convert.memcalc_directives import directives, read_directives
+from memcalc.convert.launchers import Launch, flags_of, is_other_work, launch_of, read_ranks, recipe_of
 from memcalc.convert.objectives import (
     ALGORITHMS,
     method_of_keys,
@@ -29,11 +38,8 @@ from memcalc.convert.objectives import (
     refuse_pictures,
     refuse_switches,
 )
-from memcalc.convert.purpose import flags_of, is_other_work, recipe_of
 from memcalc.convert.shell import Script, read_script
 from memcalc.convert.shell_values import Token
-from memcalc.convert.slurm import OPTIONS, Option, Request, sbatch_options, seconds, variables
-from memcalc.convert.text import KeyPath, Span
 from memcalc.errors import FragmentError, InputError, MissingError, UnknownFormatError, cut, shown
 from memcalc.frameworks import environment
 

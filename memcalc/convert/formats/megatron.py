@@ -11,14 +11,9 @@ from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats.base import Format
+from memcalc.convert.formats.base import ConfigJob, Format
 from memcalc.convert.formats.megatron_flags import KEYS, WHOLE_BLOCKS, Flags, finished, key_in, note_older, set_model
-from memcalc.convert.formats.megatron_float8 import set_float8
-from memcalc.convert.formats.megatron_run import run_flags
-from memcalc.convert.formats.megatron_saving import set_saving
-from memcalc.convert.formats.megatron_states import set_states
-from memcalc.convert.formats.megatron_time import set_time
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.megatron_strategy import run_flags, set_float8, set_saving, set_states, set_time
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.specs.model import BlockGroup, Model
 

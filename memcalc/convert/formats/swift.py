@@ -16,7 +16,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.beside_steps import set_generation, set_resumes
-from memcalc.convert.formats.swift_preferences import halve_packs, read_preferences
+from memcalc.convert.formats.preferences import halve_packs, read_swift
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
     set_also_trained,
@@ -53,7 +53,7 @@ def read(document: Document) -> Config:
     """Return what arguments of ms-swift say of a job."""
     reader = ConfigReader(_with_presets(document), "swift", _SOFTWARE)
     check_task(reader)
-    algorithm = read_preferences(reader, _KEYS)
+    algorithm = read_swift(reader, _KEYS)
     reader.set("engine", "trainer", "model")
     reader.fact("accelerated", True, "Trainer")
     reader.set("model", reader.text("model"), "model") if reader.has("model") else None

@@ -1,7 +1,7 @@
 """torchtitan's TOML, as 0.2.2 reads it, the last release that does (config/job_config.py), and as earlier ones did.
 
 Its overrides, such as ``--training.local_batch_size 4``, are the same keys as flags. Which month's torchtitan takes a
-file follows from keys that were removed later (:mod:`memcalc.convert.formats.torchtitan_names`); what follows from the
+file follows from keys that were removed later (:mod:`memcalc.convert.formats.torchtitan_keys`); what follows from the
 settings was read in distributed/pipeline_parallel.py, models/llama3/infra/parallelize.py, components/loss.py and
 distributed/activation_checkpoint.py of 0.2.2, and in their ancestors at 9dec370 of December 2024.
 """
@@ -11,13 +11,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from memcalc import catalog
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
-from memcalc.convert.formats.base import Format
-from memcalc.convert.formats.torchtitan_batch import degree, key_of, set_batch, set_pipeline
-from memcalc.convert.formats.torchtitan_names import CURRENT, FLEXIBLE, KEYS, flavor_of, model_of, spelling, until
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob, Format
+from memcalc.convert.formats.torchtitan_keys import (
+    CURRENT,
+    FLEXIBLE,
+    KEYS,
+    batch_fields,
+    degree,
+    flavor_of,
+    key_of,
+    model_of,
+    set_batch,
+    set_pipeline,
+    spelling,
+    until,
+)
 from memcalc.errors import ObjectiveError
 from memcalc.frameworks.fsdp import TORCHTITAN
 
@@ -322,53 +332,8 @@ def _parallel_fields(job: ConfigJob) -> dict[str, Any]:
         f"{prefix}.expert_parallel_degree": plan.ep,
         f"{prefix}.expert_parallel_comm_backend": "deepep" if plan.moe_dispatcher == "deepep" else None,
         f"{prefix}.expert_tensor_parallel_degree": (plan.etp or plan.tp) if plan.ep > 1 else None,
-        **_batch_fields(job),
+        **batch_fields(job),
     }
-
-
-def _batch_fields(job: ConfigJob) -> dict[str, Any]:
-    plan = job.strategy
-    if plan.pp == 1:  # the global batch is that of one micro-batch on each rank where it is not stated
-        global_batch = job.global_batch if job.accumulation > 1 else None
-        return {"training.local_batch_size": plan.micro_batch, "training.global_batch_size": global_batch}
-    names = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
-             "interleaved-zb": "InterleavedZeroBubble", "zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}  # fmt: skip
-    blocks = catalog.model(job.model).num_layers
-    first, last = _less(job, blocks)
-    prefix = "parallelism.pipeline_parallel"
-    fields = {
-        "training.local_batch_size": plan.micro_batch * job.accumulation,
-        f"{prefix}_schedule": names[plan.pp_schedule],
-        f"{prefix}_microbatch_size": plan.micro_batch,
-        f"{prefix}_first_stage_less_layers": first,
-        f"{prefix}_last_stage_less_layers": last,
-    }
-    if plan.vpp > 2:
-        blocks += first + last
-        each = -(-blocks // (plan.pp * plan.vpp))
-        job.require(-(-blocks // each) == plan.pp * plan.vpp, "vpp", "no whole number of blocks a stage gives it")
-        fields[f"{prefix}_layers_per_stage"] = each
-    return fields
-
-
-def _less(job: ConfigJob, blocks: int) -> tuple[int, int]:
-    """How many blocks less than another stage the first and the last one hold (pipeline_parallel.py, generate_llm).
-
-    Below two the file's numbers are embedding and loss, which count as a block.
-    """
-    plan = job.strategy
-    ends = plan.first_stage_layers, plan.last_stage_layers
-    if not any(ends):
-        return int(plan.embedding_in_split), int(plan.loss_in_split)
-    stages = plan.pp
-    given = [end for end in ends if end]
-    inner, rest = divmod(blocks - sum(given), max(stages - len(given), 1))
-    share = max(inner if stages > len(given) else 0, *ends)
-    less = tuple(share - (end or inner) for end in ends)
-    fine = rest == 0 and plan.vpp == 1 and max(less) > 1 and (stages == len(given) or inner == share)
-    allowed = "torchtitan takes two or more blocks less in the first or the last stage, beside others that are alike"
-    job.require(fine, "strategy.first_stage_layers", allowed, ends[0] or ends[1])
-    return less[0], less[1]
 
 
 def _recompute_fields(job: ConfigJob) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, inner_document, key_table
 from memcalc.convert.formats.beside_steps import set_evaluation, set_generation, set_resumes, tokens_up_to
 from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options
-from memcalc.convert.formats.trainer_script import script_text
-from memcalc.convert.formats.trainer_writer import spelling, write
-from memcalc.convert.formats.trl_roles import read_roles
+from memcalc.convert.formats.preferences import read_roles
+from memcalc.convert.formats.trainer_writer import script_text, spelling, write
 from memcalc.convert.formats.tuning import (
     LAYERS,
     LIGER_KERNELS,

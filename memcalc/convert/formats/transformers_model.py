@@ -1,8 +1,9 @@
-"""A model as a script of Transformers makes it: from the sizes of its class, or from a config.json."""
+"""A model as a script of Transformers makes it, from sizes or a config.json, and what its classes call their layers."""
 
 from __future__ import annotations
 
 import textwrap
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ from memcalc.catalog import read_toml
 from memcalc.preset_names import key
 
 if TYPE_CHECKING:
-    from memcalc.convert.job import ConfigJob
+    from collections.abc import Iterable
+
+    from memcalc.convert.formats.base import ConfigJob
     from memcalc.specs.model import Model
 
 
@@ -50,3 +53,22 @@ def configuration(spec: Model, name: str) -> str:
     pairs = ", ".join(f"{key}={value!r}" for key, value in sizes(spec).items())
     filled = textwrap.indent(textwrap.fill(pairs, 106), " " * 8)
     return f"transformers.{spec.hf_class}.config_class(\n{filled}\n    )"
+
+
+def layer_names(job: ConfigJob, word: str, targets: Iterable[str]) -> list[str]:
+    """The names of layers by memcalc's words for them, as the option ``word`` has them.
+
+    Refuses one whose name is not known: a list of names would go without it, and nobody would be told.
+    """
+    tables = _tables()
+    names = {**tables["usual"], **tables.get(job.spec.architecture if job.spec else "", {})}
+    listed = list(targets)
+    for target in listed:
+        job.require(target in names, word, f"names of layers are known of {', '.join(names)}")
+    return list(dict.fromkeys(names.get(target, target) for target in listed))
+
+
+@cache
+def _tables() -> dict[str, dict[str, str]]:
+    tables: dict[str, dict[str, str]] = read_toml(files("memcalc.convert.formats") / "layers.toml")
+    return tables

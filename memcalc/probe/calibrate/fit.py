@@ -11,8 +11,21 @@ from memcalc import catalog, validation
 from memcalc._version import __version__
 from memcalc.errors import MemcalcError, MissingError
 from memcalc.journal import Listener, Progress
-from memcalc.probe.calibrate import overheads, reserves, structure
-from memcalc.probe.calibrate.rows import Row, check, counted, gpu_of, listed, predicted, split
+from memcalc.probe.calibrate import overheads, reserves
+from memcalc.probe.calibrate.rows import (
+    Error,
+    Row,
+    allocated_errors,
+    check,
+    correlations,
+    counted,
+    gpu_of,
+    listed,
+    phase_errors,
+    predicted,
+    split,
+    structural,
+)
 from memcalc.probe.calibrate.times import (
     FEWEST,
     TimedJob,
@@ -202,13 +215,13 @@ def _shipped_sizes(gpu: GPU) -> dict[str, float]:
 
 def _structure(result: _FitResult, rows: Sequence[Row], presets: validation.Presets) -> None:
     """Report what no figure may absorb: errors of the allocated bytes, which are never fitted."""
-    errors = structure.allocated_errors(rows)
-    residuals = list(structure.structural(errors, "allocated"))
+    errors = allocated_errors(rows)
+    residuals = list(structural(errors, "allocated"))
     shared = {name for residual in residuals for name in residual.rows}
-    residuals += structure.correlations([error for error in errors if error.row.run.id not in shared], presets)
-    for phase, phase_errors in structure.phase_errors(rows).items():
-        remaining = [error for error in phase_errors if error.row.run.id not in shared]
-        residuals += structure.structural(remaining, "phase", f"phase {phase}, ")
+    residuals += correlations([error for error in errors if error.row.run.id not in shared], presets)
+    for phase, of_phase in phase_errors(rows).items():
+        remaining = [error for error in of_phase if error.row.run.id not in shared]
+        residuals += structural(remaining, "phase", f"phase {phase}, ")
     result.residuals += residuals
 
 
@@ -280,8 +293,8 @@ def _times(result: _FitResult, fitting: Sequence[Row], held_back: Sequence[Row])
         values, after = {}, before
     all_jobs = [*jobs[0], *jobs[1]]
     deviations = np.concatenate([np.expm1(solver.residuals(values)), after])
-    errors = [structure.Error(row, float(value)) for (row, _), value in zip(all_jobs, deviations, strict=True)]
-    result.residuals += structure.structural(errors, "step time")
+    errors = [Error(row, float(value)) for (row, _), value in zip(all_jobs, deviations, strict=True)]
+    result.residuals += structural(errors, "step time")
 
 
 def _timed(rows: Iterable[Row], result: _FitResult) -> list[tuple[Row, TimedJob]]:

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import MissingError, UnknownNameError
-from memcalc.probe.guard.options import Options
-from memcalc.probe.guard.pressure import Meter, Reading
+from memcalc.probe.guard.options import Meter, Options, Reading
 
 if TYPE_CHECKING:
     from memcalc.probe.guard.ladder import Given

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from memcalc.errors import InputError, MissingError
 from memcalc.files import output_path
-from memcalc.probe.guard.pressure import Reading
+from memcalc.probe.guard.options import Reading
 from memcalc.results.plans import Plan
 
 if TYPE_CHECKING:

@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 from memcalc.errors import CombinationError, InputError, MemcalcError, RestartNeeded
 from memcalc.probe.guard.ladder import AllowedActions, RestartOption, ladder_of, restarts_of
-from memcalc.probe.guard.options import WINDOWS, Options, check_given, limit_of
-from memcalc.probe.guard.pressure import PressureLevel, PressureRule, settings_for
+from memcalc.probe.guard.options import (
+    WINDOWS,
+    Options,
+    PressureLevel,
+    PressureRule,
+    check_given,
+    limit_of,
+    settings_for,
+)
 from memcalc.probe.guard.reporter import LOG, Reporter, Value, Window
 from memcalc.results.plans import Plan
 
 if TYPE_CHECKING:
     from memcalc.probe.guard.ladder import Given, Ladder, Restarts
-    from memcalc.probe.guard.pressure import Reading
-    from memcalc.probe.live.guard_meter import Ranks, RecomputeTimer
-    from memcalc.probe.live.guard_switch import Switch
+    from memcalc.probe.guard.options import Reading
+    from memcalc.probe.live.guard_torch import Ranks, RecomputeTimer, Switch
     from memcalc.results.plans import SavedPlan
 
 
@@ -124,8 +130,14 @@ class Watch:
 
     def start(self, model: Any = None) -> None:
         """Begin to watch; ``model`` is what recomputation can be switched in."""
-        from memcalc.probe.live.guard_meter import Ranks, RecomputeTimer, device_bytes, usual_meter, wide_buffer_bytes
-        from memcalc.probe.live.guard_switch import Switch
+        from memcalc.probe.live.guard_torch import (
+            Ranks,
+            RecomputeTimer,
+            Switch,
+            device_bytes,
+            usual_meter,
+            wide_buffer_bytes,
+        )
 
         if self._open:
             return
@@ -183,7 +195,7 @@ class Watch:
 
     def failed(self, error: BaseException) -> None:
         """Look at an exception that ends the run: out of memory is reported, with the restart made ready."""
-        from memcalc.probe.live.guard_switch import is_out_of_memory
+        from memcalc.probe.live.guard_torch import is_out_of_memory
 
         if not self._open or not is_out_of_memory(error):
             return

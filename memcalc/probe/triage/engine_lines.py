@@ -2,6 +2,9 @@
 
 vLLM 0.8 to 0.19: v1/worker/gpu_worker.py, gpu_model_runner.py, v1/core/kv_cache_utils.py, device_allocator/cumem.py;
 the line of the settings in v1/engine/core.py. Of several workers the first line counts: all ranks hold the same.
+
+SGLang 0.4 and 0.5: srt/model_executor/model_runner.py, srt/mem_cache/memory_pool.py, srt/server_args.py. Its GB are
+GiB, and its share is of what was free before the weights were loaded.
 """
 
 from __future__ import annotations
@@ -9,8 +12,81 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memcalc.probe.triage import sglang_lines as sglang
 from memcalc.units import GIB
+
+_SGLANG_SIGNS = re.compile(r"Load weight end\.|max_total_num_tokens=\d|ServerArgs\(|--mem-fraction-static")
+"""What tells its log from vLLM's."""
+_SGLANG_NUMBER = r"(-?\d[\d,]{0,17}(?:\.\d{0,20})?)"
+_SGLANG_FIGURES = {
+    "weights": rf"Load weight end\.[^\n]{{0,400}}?mem usage={_SGLANG_NUMBER} ?GB",
+    "CUDA graphs": rf"Capture cuda graph end\.[^\n]{{0,400}}?mem usage={_SGLANG_NUMBER} ?GB",
+}
+_CACHE = (
+    rf"KV Cache is allocated\.[^\n]{{0,400}}?K size: {_SGLANG_NUMBER} ?GB, V size: {_SGLANG_NUMBER} ?GB",
+    rf"KV Cache is allocated\.[^\n]{{0,400}}?KV size: {_SGLANG_NUMBER} ?GB",
+)
+_SGLANG_TOKENS = (
+    rf"KV Cache is allocated\.[^\n]{{0,400}}?#tokens: {_SGLANG_NUMBER}",
+    rf"max_total_num_tokens={_SGLANG_NUMBER}",
+)
+_SGLANG_SETTINGS = {
+    "model": (r"model_path='([^']+)'", r"--model(?:-path)?[= ](\S+)"),
+    "version": (r"sglang(?:[ =v-]|==)+(\d+\.\d+)",),
+    "tp": (r"\btp_size=(\d+)", r"--tp(?:-size)?[= ](\d+)"),
+    "pp": (r"\bpp_size=(\d+)",),
+    "max_len": (r"context_len(?:gth)?=(\d+)", r"--context-length[= ](\d+)"),
+    "max_seqs": (r"max_running_requests=(\d+)", r"--max-running-requests[= ](\d+)"),
+    "max_batched_tokens": (r"chunked_prefill_size=(\d+)", r"--chunked-prefill-size[= ](\d+)"),
+    "utilization": (r"mem_fraction_static=(\d?\.\d+)", r"--mem-fraction-static[= ](\d?\.\d+)"),
+    "quantization": (r"quantization='(\w[\w-]*)'",),
+    "kv_dtype": (r"kv_cache_dtype='(\w+)'",),
+}
+_BEFORE = rf"Load weight begin\.[^\n]{{0,400}}?avail mem={_SGLANG_NUMBER} ?GB"
+_AFTER = rf"Load weight end\.[^\n]{{0,400}}?avail mem={_SGLANG_NUMBER} ?GB, mem usage={_SGLANG_NUMBER} ?GB"
+_SGLANG_FAILURES = {
+    "no pool": r"Not enough memory\. Please try to increase --mem-fraction-static",
+    "graphs": r"Capture (?:target decode )?(?:cuda|CUDA) graph failed",
+}
+
+
+def sglang_settings(text: str) -> dict[str, str]:
+    """Settings by the word of ``memcalc serve``, and what was free before the weights, as ``before`` [GiB]."""
+    stated = {
+        name: next((m[1] for p in patterns if (m := re.search(p, text))), "")
+        for name, patterns in _SGLANG_SETTINGS.items()
+    }
+    before, after = re.search(_BEFORE, text), re.search(_AFTER, text)
+    if before:
+        stated["before"] = before[1].replace(",", "")
+    elif after:
+        stated["before"] = f"{_number(after[1]) + _number(after[2]):.2f}"
+    return {name: value for name, value in stated.items() if value}
+
+
+def sglang_figures(text: str) -> dict[str, float]:
+    """Figures by part [GiB]."""
+    figures = {
+        name: _number(match[1]) for name, pattern in _SGLANG_FIGURES.items() if (match := re.search(pattern, text))
+    }
+    cache = next((match for pattern in _CACHE if (match := re.search(pattern, text))), None)
+    if cache:
+        figures["KV cache"] = sum(map(_number, cache.groups()))
+    return figures
+
+
+def sglang_tokens(text: str) -> int | None:
+    """Tokens of the cache.
+
+    >>> sglang_tokens("KV Cache is allocated. #tokens: 442750, K size: 27.02 GB, V size: 27.02 GB")
+    442750
+    """
+    match = next((match for pattern in _SGLANG_TOKENS if (match := re.search(pattern, text))), None)
+    return int(_number(match[1])) if match else None
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
 
 _NUMBER = r"(-?\d[\d,]{0,17}(?:\.\d{0,20})?)"
 """Of bounded length, so that it is a size and its search takes a time that grows with the log alone."""
@@ -55,7 +131,7 @@ _ALLOCATOR, _EXHAUSTED, _AT = "cumem", "out of memory", "CUDA Error: out of memo
 _STARTS = re.compile(
     "|".join((r"Available KV cache memory: ", r"reserved for KV Cache is", r"Initializing a V\d LLM engine",
         r"Load weight end\.[^\n]{0,400}avail mem=", r"max_total_num_tokens=\d", *_FAILURES.values(),
-        *sglang.FAILURES.values()))
+        *_SGLANG_FAILURES.values()))
 )  # fmt: skip
 """What tells such a log from another, beside a pool that did not come back."""
 
@@ -95,7 +171,7 @@ def engine_failed(text: str) -> bool:
     >>> engine_failed("ValueError: No available memory for the cache blocks.")
     True
     """
-    return bool(_failure(text)) or any(re.search(pattern, text) for pattern in sglang.FAILURES.values())
+    return bool(_failure(text)) or any(re.search(pattern, text) for pattern in _SGLANG_FAILURES.values())
 
 
 def engine_lines(text: str) -> EngineLines:
@@ -104,12 +180,10 @@ def engine_lines(text: str) -> EngineLines:
     >>> engine_lines("INFO gpu_worker.py:298] Available KV cache memory: 8.00 GiB").figures
     {'KV cache': 8589934592}
     """
-    if sglang.SIGNS.search(text):
-        failure = next((name for name, pattern in sglang.FAILURES.items() if re.search(pattern, text)), "")
-        sizes = {name: int(size * GIB) for name, size in sglang.sglang_figures(text).items()}
-        return EngineLines(
-            sglang.sglang_settings(text), sizes, sglang.sglang_tokens(text), failure, slept=None, engine="sglang"
-        )
+    if _SGLANG_SIGNS.search(text):
+        failure = next((name for name, pattern in _SGLANG_FAILURES.items() if re.search(pattern, text)), "")
+        sizes = {name: int(size * GIB) for name, size in sglang_figures(text).items()}
+        return EngineLines(sglang_settings(text), sizes, sglang_tokens(text), failure, slept=None, engine="sglang")
     figures = {name: _first(patterns, text) for name, patterns in _FIGURES.items()}
     settings = {name: _first(patterns, text) for name, patterns in _SETTINGS.items()}
     tokens, slept = _TOKENS.search(text), _SLEEP.search(text)

@@ -35,8 +35,6 @@ _BUILDS = b"}])(tuse.N\x85\x86\x87\x88\x89\x94a"
 _PROTO, _FRAME = 0x80, 0x95
 _STOP = 0x2E
 _SHORT_TEXT, _TEXT = 0x8C, 0x58  # one byte of length, four bytes of length
-_LONGEST_INT = 9
-"""Bytes of an integer: addresses need eight, and one for a sign."""
 
 
 def load_plain(content: bytes) -> Any:

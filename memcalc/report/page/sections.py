@@ -12,8 +12,8 @@ from memcalc.report.estimate import inputs_of, sized
 from memcalc.report.page.markup import Html, cell, code, el, facts, join, section, swatch, table
 from memcalc.report.step_time import time_facts
 from memcalc.report.tables import Column, gib, header, percent
+from memcalc.results.details import Evidence
 from memcalc.results.estimates import Estimate, OffGpuTerm, TermFacts
-from memcalc.results.evidence import Evidence
 from memcalc.results.names import PHASES, component_name, phase_name, phase_range
 from memcalc.results.plans import Review
 from memcalc.specs.job import command_line

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.convert.formats import get_format, render_config
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.errors import CombinationError, InputError
 
 RANKS = {"gpus": 8, "gpus_per_node": 8, "nodes": 1, "mixed": "bf16"}

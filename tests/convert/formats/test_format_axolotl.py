@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from memcalc.convert.formats import get_format, render_config
 from memcalc.convert.formats.axolotl import KEYS, KNOWN
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.results.estimates import Estimate
 

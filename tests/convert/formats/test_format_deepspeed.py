@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.convert.formats import get_format, render_config
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.errors import InputError
 
 FILES = tuple(sorted(path.name for path in (FOLDER / "deepspeed").glob("*.json")))

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.convert.config import Config
+from memcalc.convert.directives import Request, options_of, sbatch_options, seconds, variables
 from memcalc.convert.document import parse_document, read_document
 from memcalc.convert.edits import edit_document
 from memcalc.convert.formats import get_format
 from memcalc.convert.launchers import launch_of
 from memcalc.convert.shell import read_script
-from memcalc.convert.slurm import Request, options_of, sbatch_options, seconds, variables
 from memcalc.errors import FileError, InputError, MemcalcError, MissingError, ObjectiveError, UnknownNameError
 from memcalc.preflight import check
 

@@ -21,10 +21,9 @@ from memcalc.convert.argument_source import flag_document
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, Kind, parse_document, read_document
 from memcalc.convert.edits import edit_document
-from memcalc.convert.formats.base import config_changes, render_config
+from memcalc.convert.formats.base import ConfigJob, config_changes, render_config
 from memcalc.convert.formats.megatron import FORMAT, read
 from memcalc.convert.formats.megatron_flags import KEYS, KNOWN
-from memcalc.convert.job import ConfigJob
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
 from memcalc.handoff import exported

@@ -21,10 +21,9 @@ from memcalc import catalog
 from memcalc.convert.argument_source import flag_document
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, parse_document, read_document
-from memcalc.convert.formats.base import get_format, nested, render_config
+from memcalc.convert.formats.base import ConfigJob, get_format, nested, render_config
 from memcalc.convert.formats.torchtitan import FORMAT, read
-from memcalc.convert.formats.torchtitan_names import CURRENT, FLAVORS, REMOVED, SPELLED, flavor_of, model_of
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.torchtitan_keys import CURRENT, FLAVORS, REMOVED, SPELLED, flavor_of, model_of
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError, ObjectiveError
 from memcalc.preflight import check

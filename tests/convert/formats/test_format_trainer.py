@@ -19,8 +19,8 @@ from memcalc.api import load_model
 from memcalc.convert.argument_source import flag_document
 from memcalc.convert.config import Config
 from memcalc.convert.formats import get_format, recognise, render_config
-from memcalc.convert.formats.trainer_script import script_text
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob
+from memcalc.convert.formats.trainer_writer import script_text
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import habits_of

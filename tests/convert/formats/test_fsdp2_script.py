@@ -20,7 +20,7 @@ from memcalc import catalog
 from memcalc.api import load_model
 from memcalc.convert.document import read_document
 from memcalc.convert.formats import get_format, recognise, render_config
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import ConfigJob
 from memcalc.errors import CombinationError, FileError, InputError
 from memcalc.frameworks.support import TENSOR_PARALLEL, WITH_PARTS
 from memcalc.preflight import check

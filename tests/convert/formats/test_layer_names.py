@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from memcalc import catalog
-from memcalc.convert.formats.layer_names import layer_names
-from memcalc.convert.formats.transformers_model import sizes
+from memcalc.convert.formats.base import ConfigJob
+from memcalc.convert.formats.transformers_model import layer_names, sizes
 from memcalc.convert.formats.tuning import targets_of
-from memcalc.convert.job import ConfigJob
 from memcalc.errors import CombinationError
 from memcalc.frameworks import habits_of
 from memcalc.planner.adapted_layers import resolved_targets

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc.api import load_model
 from memcalc.convert.formats import get_format, render_config
-from memcalc.convert.formats.base import WRITABLE
-from memcalc.convert.job import ConfigJob
+from memcalc.convert.formats.base import WRITABLE, ConfigJob
 from memcalc.errors import CombinationError, MemcalcError
 from memcalc.frameworks import habits_of
 from memcalc.handoff import exported
