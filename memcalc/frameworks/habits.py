@@ -247,6 +247,8 @@ class Habits:
     """What its own configuration recomputes where nothing is said."""
     sharded_recompute: str = ""
     """The same where ranks share the states; empty where it does not differ."""
+    shares_optimizer: bool = False
+    """Its own recipes share the optimizer out over data-parallel ranks wherever all weights are trained."""
     shards_over_ranks: bool = False
     """Without a stage, several GPUs share all states and a single one trains plainly."""
     cp_kind: str = "ring"

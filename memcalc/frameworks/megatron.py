@@ -265,6 +265,8 @@ CORE = Habits(
     engine=True,
     packed_weights=True,
     layer_wise=True,
+    # Megatron-Bridge 067f987d recipes/utils/optimizer_utils.py; recipes/gemma/h100/gemma2.py: PEFT disables it
+    shares_optimizer=True,
     casts_adapters=True,  # Megatron-Bridge's ParallelLinearAdapter: self.bfloat16(); core Float16Module casts all
     lora_rank=32,  # Megatron-Bridge 067f987d peft/lora.py, LoRA.dim
     optimizer_impl="fused",
