@@ -245,26 +245,27 @@ def _said(searched: Plans, name: str, dirs: tuple[str, ...]) -> Iterator[Nearest
 def _settled(name: str, framework: str, keywords: dict[str, Any]) -> dict[str, Any]:
     """What a format's framework settles of a job where nothing is said of it, so that plans are of what then runs."""
     form = get_format(name)
+    launched = framework.partition("@")[0] == "fsdp2" and form.launched
     if keywords.get("lora"):
-        return dict(form.over_adapters)
+        narrow = {"strategy.reduce_dtype": "bf16"} if launched and form.over_adapters.get("autocast") else {}
+        return {**form.over_adapters, "settings": {**form.settles, **form.over_adapters.get("settings", {}), **narrow}}
     stated = {"precision", "autocast"} & _given(keywords).keys()
-    if framework.partition("@")[0] != "fsdp2" or not form.launched or stated:
-        return {}
+    if not launched or stated:
+        return {"settings": dict(form.settles)}
     # Accelerate 1.15, accelerator.py (prepare_model) and utils/dataclasses.py (set_mixed_precision of its plugin)
     gpu = catalog.gpu(str(keywords["gpu"]), tuple(keywords.get("preset_dirs") or ()))
     dtype = "bf16" if gpu.supports("bf16") else "fp16"
     precision = dtype if dtype == "bf16" and not form.casts_shards else f"{dtype}-mixed"
-    return {"precision": precision, "autocast": True, "settings": {"strategy.reduce_dtype": "bf16"}}
+    return {"precision": precision, "autocast": True, "settings": {**form.settles, "strategy.reduce_dtype": "bf16"}}
 
 
 def _framework_of(name: str, keywords: dict[str, Any]) -> str:
     """The framework that a format is usually for, in the era whose files it writes.
 
-    Where the launchers of Transformers train all weights on several GPUs it is FSDP 2, which they usually run:
-    Transformers 5 deprecates version 1 (training_args.py, _process_fsdp_args).
+    Where the launchers of Transformers train on several GPUs it is FSDP 2, the Trainer's default since Transformers 5,
+    which deprecates version 1 (training_args.py, _process_fsdp_args).
     """
-    gpus = str(keywords.get("gpus") or "1")
-    if name in FORMATS_OF["fsdp2"][1:] and gpus.isdigit() and int(gpus) > 1 and not keywords.get("lora"):
+    if name in FORMATS_OF["fsdp2"][1:] and str(keywords.get("gpus") or "") != "1":
         return "fsdp2"
     places = {framework: formats.index(name) for framework, formats in _USUAL if name in formats}
     return get_format(name).era or min(places, key=lambda framework: places[framework])

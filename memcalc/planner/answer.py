@@ -261,6 +261,14 @@ def off_gpu_of(census: ModelOnGrid) -> tuple[OffGpuTerm, ...]:
 REPORTED = "the prediction is a lower bound; its range ends at the highest of the few figures that were reported"
 
 
+FSDP_1 = "hf over several GPUs is FSDP 1, which Transformers 5 deprecates; its default is FSDP 2: --framework fsdp2."
+
+
+def is_deprecated(strategy: Strategy) -> bool:
+    """Whether a job runs FSDP 1 under a Transformers that warns of it (5.24 training_args.py, _process_fsdp_args)."""
+    return strategy.framework == "hf" and strategy.zero > 0 and strategy.dp * strategy.cp > 1
+
+
 def warnings_for(
     model: Model, gpu: GPU, node: Node, overhead: Overhead, need: OffloadNeed, strategy: Strategy
 ) -> list[str]:
@@ -273,6 +281,8 @@ def warnings_for(
         text.append(f"{WEIGHTS_AWAY}: {REPORTED} (+{overhead.unexplained.high:.0%}).")
     text += [f"{strategy.framework} needs {OWN_CODE}: {sentence}." for sentence in own_code(strategy, model)]
     text += shortages(need, node)
+    if is_deprecated(strategy):
+        text.append(FSDP_1)
     if lacks_nvme_swap(strategy):
         text.append(NO_SWAPPER)
     for wrong in gpu.calibration.residual if gpu.calibration else ():
@@ -292,7 +302,9 @@ def warnings_for(
         text.append("adapters on stacked experts are compared with PEFT's where a rank has the weights whole.")
     filled = filled_experts(model, strategy)
     if filled is not None:
-        text.append(f"{filled}; groups of as many ranks as divide the experts (--dp-replicate) have none of it.")
+        text.append(
+            f"{filled}; groups of ranks that divide the experts (--dp-replicate) have none of it, but more of all else."
+        )
     extra = [row.uncounted for row in OPTIONS if row.uncounted and getattr(strategy, row.name) != row.default]
     if extra:
         text.append(f"not counted in memory: {', '.join(extra)}.")

@@ -13,7 +13,7 @@ from memcalc._version import __version__
 from memcalc.errors import InputError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import axes
-from memcalc.planner.answer import borrowed_by, hardware_facts, model_facts, scalar, strategy_of
+from memcalc.planner.answer import FSDP_1, borrowed_by, hardware_facts, is_deprecated, model_facts, scalar, strategy_of
 from memcalc.planner.budget import recompute_warnings
 from memcalc.planner.choice import FEW, Choice, chosen, searched_strategies, simplest, with_batches
 from memcalc.planner.costs import even_over_chunks
@@ -324,6 +324,8 @@ def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, Sear
         f"{name.capitalize()} of {job.node.name} is unknown; offload needs enough of it."
         for name in sorted({name for plan in plans for name in plan.unknown})
     ]
+    if any(is_deprecated(plan.strategy) for plan in plans):
+        text.append(FSDP_1)
     if any(lacks_nvme_swap(plan.strategy) for plan in plans):
         text.append(NO_SWAPPER)
     missing = [gpus for gpus in outcomes if not any(plan.gpus == gpus for plan in plans)]

@@ -28,7 +28,7 @@ class Idea:
     """What strategies have in common that are told apart only by numbers."""
 
     parallel: tuple[str, ...]
-    """Kinds of parallelism, with what each adds: ``shard``, ``tp``, ``sp``, ``pp``, ``interleaved``, ``cp``, …"""
+    """Kinds of parallelism, with what each adds: ``shard``, ``whole``, ``tp``, ``pp``, ``interleaved``, ``cp``, …"""
     recompute: str
     """Recomputation by its scope: none, blocks (all of them), some (of the blocks) or parts (of each block)."""
     offload: tuple[str, ...]
@@ -43,6 +43,7 @@ class Idea:
         """Moving parts: what plain data parallelism has not, and what is seldom done twice.
 
         Sharding counts on one data-parallel rank too: a pipeline over all GPUs is no simpler than one beside shards.
+        Where a framework's own recipes always share the optimizer out, holding it whole counts instead.
         """
         return len(set(self.parallel) - {"data"}) + (self.recompute != "none") + len(self.offload) + len(self.unusual)
 
@@ -78,8 +79,9 @@ def ideas_of(grid: Grid, node_gpus: int) -> Ideas:
     scopes, shards = [scope(policy) for policy in grid.policies], [stage > 0 for stage in grid.zeros]
     all_kinds, all_scopes, all_shards = _distinct(kinds), _distinct(scopes), _distinct(shards)
     others = grid.fixed.optimizer, grid.fixed.offload_to
+    usual = grid.habits.shares_optimizer and grid.fixed.adapters is None
     ideas = tuple(
-        Idea((*_data(shard, several), *names), recompute, offload, others, unusual)
+        Idea((*_data(shard, usual, several), *names), recompute, offload, others, unusual)
         for names, unusual, several in all_kinds
         for recompute in all_scopes
         for shard in all_shards
@@ -96,9 +98,9 @@ def _distinct(values: Iterable[Value]) -> list[Value]:
     return list(dict.fromkeys(values))
 
 
-def _data(shard: bool, several: bool) -> tuple[str, ...]:
-    """The kinds of data parallelism."""
-    return ("data",) * several + ("shard",) * shard
+def _data(shard: bool, usual: bool, several: bool) -> tuple[str, ...]:
+    """The kinds of data parallelism, with what of it is not as usual."""
+    return ("data",) * several + ("shard" if shard else "whole",) * (shard != usual)
 
 
 def _kinds(layout: Layout, grid: Grid, node_gpus: int) -> tuple[tuple[str, ...], tuple[str, ...], bool]:

@@ -95,7 +95,7 @@ def _checked_job(
     from memcalc.preflight.lints import LintContext, lints
 
     estimate = estimate_merged(job, dirs, advice=True)
-    findings = [*job.findings, *lints(LintContext(job, configs, estimate))]
+    findings = [*job.findings, *lints(LintContext(job, configs, estimate, dirs))]
     fixes: tuple[CheckFix, ...] = ()
     if estimate.verdict != "fits":
         from memcalc.preflight.fix import smallest_fixes

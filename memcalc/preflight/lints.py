@@ -1,6 +1,7 @@
 """Lints: what a configuration does that its author may not mean, each with a stable code.
 
-A lint is a function of the merged job and its estimate; it adds no estimate of its own, so that a check stays one.
+A lint is a function of the merged job and its estimate. What proposes another batch, stage or layout has estimated it:
+it fits and is faster by more than a plan gives up to be simple, or is smaller, so that no lint speaks against a plan.
 Sources stand in docs/traps.md, one section a code.
 """
 
@@ -8,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any
 
-from memcalc import catalog
+from memcalc import api, catalog
 from memcalc.convert.config import Config, Finding, Severity
+from memcalc.errors import MemcalcError
 from memcalc.formulas.occasions import joined_outputs_bytes
 from memcalc.frameworks import habits_of
+from memcalc.planner.choice import NEARLY
 from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
 from memcalc.results.details import Occasion
@@ -34,6 +40,7 @@ class LintContext:
     job: MergedJob
     configs: tuple[Config, ...]
     estimate: Estimate
+    dirs: tuple[str, ...] = ()
 
     @property
     def strategy(self) -> Strategy:
@@ -57,6 +64,35 @@ class LintContext:
     def size(self, *names: str) -> int:
         """Bytes of the terms whose names contain one of the texts."""
         return sum(term.bytes for term in self.estimate.terms if any(name in term.name for name in names))
+
+    @cached_property
+    def larger_batch(self) -> str:
+        """What a micro-batch of twice the size brings, where it is worth a word."""
+        work = self.estimate.workload
+        gain = self._gain(micro_batch=2 * work.micro_batch)
+        return f"micro-batch {2 * work.micro_batch} × {work.accumulation_steps // 2} fits and is {gain}" if gain else ""
+
+    @cached_property
+    def stage_2(self) -> str:
+        """What keeping the gathered parameters brings, where it is worth a word."""
+        gain = self._gain(zero=2)
+        return f"stage 2 fits and is {gain}" if gain else ""
+
+    def _gain(self, **changed: Any) -> str:
+        """How much faster the job is with some options changed; empty where that does not fit, or hardly is faster."""
+        other = self.with_changed(**changed)
+        if other is None or other.verdict != "fits" or other.time is None or self.estimate.time is None:
+            return ""
+        times = other.time.tokens_per_second_per_gpu / self.estimate.time.tokens_per_second_per_gpu
+        return f"{times - 1:.0%} faster" if times > NEARLY else ""
+
+    def with_changed(self, **changed: Any) -> Estimate | None:
+        """The job of the same global batch with some options changed; None where that cannot run."""
+        keywords = {**self.job.keywords, "global_batch": self.estimate.workload.global_batch, **changed}
+        try:
+            return api.estimate(**keywords, preset_dirs=self.dirs, advice=False)
+        except MemcalcError:  # a batch that does not come out even, a stage that the framework does not have
+            return None
 
     def finding(
         self, severity: Severity, code: str, option: str, message: str, hint: str = ""
@@ -136,11 +172,11 @@ def checkpoints_reentrant(ctx: LintContext) -> Findings:
     if plan.recompute == "none":
         return
     origin = ctx.job.origins.get("strategy.checkpoint")
-    if plan.checkpoint == "reentrant" or (origin is not None and origin[1].value == "reentrant"):
-        message = (
-            "reentrant checkpointing holds outputs and gradients through backward, and breaks the graph for frozen "
-            "embeddings"
-        )
+    asked = plan.checkpoint == "reentrant" or (origin is not None and origin[1].value == "reentrant")
+    if asked and not habits_of(plan.framework).reentrant:
+        message = "reentrant checkpointing holds outputs and gradients through backward"
+        if "trainer" not in ctx.job.engines:  # which calls enable_input_require_grads (5.24 modeling_utils.py)
+            message += ", and breaks the graph for frozen embeddings"
         yield ctx.finding("note", "MC104", "strategy.checkpoint", message, "use_reentrant: false")
     if ctx.job.facts.get("checkpoints_wrapped"):
         message = "checkpointing is inside the FSDP wrap, so each block is gathered again to recompute it"
@@ -180,10 +216,9 @@ def gathers_again(ctx: LintContext) -> Findings:
     """Sharded parameters are gathered for every micro-batch."""
     steps = ctx.estimate.workload.accumulation_steps
     alone = ctx.strategy.dp_replicate == ctx.strategy.dp * ctx.strategy.cp
-    if ctx.sharded and steps >= MANY_STEPS and not alone:
+    if ctx.sharded and steps >= MANY_STEPS and not alone and (hint := ctx.stage_2 or ctx.larger_batch):
         times = 3 if ctx.framework == "deepspeed" and ctx.strategy.recompute != "none" else 2
         message = f"stage 3 gathers the model {steps * times} times per step ({times} × {steps} accumulation steps)"
-        hint = "a larger micro-batch with fewer steps, or stage 2 where it fits"
         yield ctx.finding("note", "MC109", "accumulation", message, hint)
 
 
@@ -278,11 +313,9 @@ def room_left(ctx: LintContext) -> Findings:
     work, estimate = ctx.estimate.workload, ctx.estimate
     each = max(estimate.saved.total, estimate.components.activations)
     inside = estimate.peak.reserved + each <= ROOM * estimate.budget.usable
-    if work.micro_batch == 1 and work.accumulation_steps > 1 and estimate.verdict == "fits" and inside:
-        free = _gib(estimate.budget.usable - estimate.peak.reserved)
-        message = (
-            f"{free} headroom: micro-batch 2 with half of the {work.accumulation_steps} accumulation steps also fits"
-        )
+    many = work.micro_batch == 1 and work.accumulation_steps > 1
+    if many and estimate.verdict == "fits" and inside and ctx.larger_batch:
+        message = f"{_gib(estimate.budget.usable - estimate.peak.reserved)} headroom: {ctx.larger_batch}"
         yield ctx.finding("note", "MC114", "micro_batch", message, "memcalc max micro-batch")
 
 
@@ -292,9 +325,16 @@ def experts_filled(ctx: LintContext) -> Findings:
     from memcalc.planner.answer import filled_experts
 
     model = ctx.job.facts["model"]
-    message = filled_experts(load_model(model) if isinstance(model, str) else model, ctx.strategy)
-    if message is not None:
-        yield ctx.finding("warning", "MC117", "gpus", message, "replicas of as many ranks as divide the experts")
+    given = load_model(model) if isinstance(model, str) else model
+    message = filled_experts(given, ctx.strategy)
+    if message is None or ctx.estimate.verdict == "fits":
+        return
+    ranks = ctx.strategy.dp * ctx.strategy.cp
+    replicas = ranks // gcd(ranks, *(getattr(group.block.mlp, "experts", 0) for group in given.groups))
+    other = ctx.with_changed(dp_replicate=replicas)
+    if other is not None and other.peak.device < ctx.estimate.peak.device:
+        hint = f"{replicas} replicas (HSDP, --dp-replicate) take {_gib(other.peak.device)} per GPU"
+        yield ctx.finding("warning", "MC117", "gpus", message, hint)
 
 
 def sharing_unsaid(ctx: LintContext) -> Findings:

@@ -146,11 +146,31 @@ def test_what_would_fit_is_what_the_format_says() -> None:
 
 
 def test_each_format_is_of_a_framework_where_none_is_named() -> None:
-    for to, gpus, framework in (
-        ("axolotl", 1, "hf"),
-        ("axolotl", 2, "fsdp2"),
-        ("accelerate", 2, "fsdp2"),
-        ("deepspeed", 2, "deepspeed"),
+    """What is written for several GPUs runs FSDP 2, the default of Transformers' Trainer, whatever is trained."""
+    for to, words, framework in (
+        ("axolotl", {"gpus": 1}, "hf"),
+        ("axolotl", {"gpus": 2}, "fsdp2"),
+        ("accelerate", {"gpus": "2/4"}, "fsdp2"),
+        ("trainer", {"gpus": 2, "lora": 8, "precision": "bf16"}, "fsdp2"),
+        ("deepspeed", {"gpus": 2}, "deepspeed"),
     ):
-        (plan,) = plan_to(to, **{**JOB, "model": "gpt2", "gpus": gpus}, precision="fp32", top=1).plans
-        assert plan.strategy.framework == framework
+        found = plan_to(to, **{**JOB, "model": "gpt2", "precision": "fp32", **words}, top=1).plans
+        assert {plan.strategy.framework for plan in found} == {framework}
+
+
+def test_a_plan_for_axolotl_is_of_what_axolotl_sets_by_itself() -> None:
+    """PYTORCH_ALLOC_CONF (utils/__init__.py), and gradients that are reduced after each micro-batch, as is written."""
+    for words in ({"zero": 2}, {"lora": "16", "zero": 3}):
+        (plan,) = plan_to("axolotl", top=1, recompute="full", offload="none", micro_batch=1, **JOB, **words).plans
+        assert (plan.strategy.expandable_segments, plan.strategy.reduce_dtype) == (True, "bf16")
+        done = written(plan, "axolotl", None, ())
+        assert "sync_each_batch: true" in done.files[Path("config.yaml")]
+        assert not [note for note in done.notes if "what runs has" in note]
+
+
+def test_fsdp_1_is_said_to_be_deprecated_by_estimate_and_plan() -> None:
+    words = {**JOB, "framework": "hf", "recompute": "full"}
+    for several in (memcalc.estimate(**words, zero=3), memcalc.plan(**words, zero=3, top=1)):
+        assert any("Transformers 5 deprecates" in text for text in several.warnings)
+    for other in ({"gpus": 1}, {"zero": 0}, {"zero": 3, "framework": "fsdp2"}):
+        assert not any("deprecates" in text for text in memcalc.estimate(**{**words, **other}).warnings)

@@ -62,7 +62,8 @@ STANDS_IN = {
     "MC113": {**ZERO3, "offload": ("optimizer",), "host_memory": 64 * 2**30},
     "MC114": {**FSDP, "precision": "bf16-mixed", "micro_batch": 1, "accumulation": 4, "recompute": "full"},
     "MC116": {"framework": "hf", "zero": 3, "precision": "bf16-mixed", "evaluates": True, "eval_micro_batch": 2},
-    "MC117": {**FSDP, "precision": "bf16-mixed", "model": "mixtral-8x7b", "gpus": 16},
+    "MC117": {**FSDP, "precision": "bf16-mixed", "model": "mixtral-8x7b", "gpus": 16, "recompute": "full",
+              "seq_len": 4096, "micro_batch": 8, "accumulation": 1},
     "MC118": {"engine": "trainer", "weights": "bf16", "mixed": "bf16"},
 }  # fmt: skip
 STANDS_BESIDE = {
@@ -91,6 +92,33 @@ STANDS_BESIDE = {
 def test_a_trap_is_found_where_the_job_stands_in_it_alone(code: str) -> None:
     assert code in found(**STANDS_IN[code])
     assert code not in found(**{**STANDS_IN[code], **STANDS_BESIDE[code]})
+
+
+def test_replicas_are_proposed_where_they_are_smaller_alone() -> None:
+    few = {**STANDS_IN["MC117"], "accumulation": 2, "micro_batch": 2, "seq_len": 2048}
+    whole, halves = scene(**few).estimate, scene(**few, dp_replicate=2).estimate
+    assert halves.peak.device > whole.peak.device
+    assert "MC117" not in found(**few)
+
+
+def test_reentrant_checkpoints_are_deepspeeds_own_and_the_trainer_keeps_the_graph() -> None:
+    """With frozen weights those that are not fail under ZeRO-3 up to DeepSpeed 0.19.2 (transformers#47254)."""
+    words = {"recompute": "full", "strategy.checkpoint": "reentrant"}
+    assert "MC104" not in found(**ZERO3, lora="16", **words)
+    own = found(framework="fsdp2", zero=3, lora="16", **words)["MC104"]
+    trainers = found(framework="hf", zero=3, lora="16", engine="trainer", **words)["MC104"]
+    assert ("embeddings" in own, "embeddings" in trainers) == (True, False)
+
+
+def test_a_larger_batch_is_proposed_where_it_fits_and_is_faster() -> None:
+    message = found(**STANDS_IN["MC114"])["MC114"]
+    share = int(re.search(r"micro-batch 2 × 2 fits and is (\d+)% faster", message).group(1))
+    small, large = (scene(**{**STANDS_IN["MC114"], "micro_batch": n, "accumulation": 4 // n}).estimate for n in (1, 2))
+    speeds = [estimate.time.tokens_per_second_per_gpu for estimate in (small, large)]
+    assert large.verdict == "fits"
+    assert share == round(100 * (speeds[1] / speeds[0] - 1)) > 5
+    bound = {**STANDS_IN["MC114"], "gpus": 1, "framework": "hf", "zero": 0, "lora": "16", "precision": "bf16"}
+    assert "MC114" not in found(**bound)  # one GPU sends no messages
 
 
 def test_what_the_files_evaluate_is_counted_and_nothing_else() -> None:

@@ -11,7 +11,7 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.axolotl_write import write
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.beside_steps import STATE_DICTS, set_resumes, set_state_dict
-from memcalc.convert.formats.fsdp_config import ACCELERATED
+from memcalc.convert.formats.fsdp_config import ACCELERATED, set_reductions
 from memcalc.convert.formats.preferences import read_axolotl
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
@@ -73,6 +73,7 @@ def _batch(reader: ConfigReader) -> None:
     micro = reader.integer("micro_batch_size", 1, low=1)
     reader.set("micro_batch", micro, "micro_batch_size")
     reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
+    set_reductions(reader)  # core/builders/base.py, _configure_accelerator_config
     if reader.has("batch_size"):
         message = "batch_size has no effect: gradient_accumulation_steps, 1 where it is left out, takes precedence"
         reader.note("note", "MC004", "batch_size", message)
@@ -373,5 +374,6 @@ FORMAT = Format(
     },
     choices={"micro_batch": (), "recompute": ("none", "full"), "offload": ("none", "params,optimizer")},
     casts_shards=False,
+    settles={"strategy.expandable_segments": True},  # utils/__init__.py, set_pytorch_cuda_alloc_conf
     over_adapters={"autocast": True},  # bf16 is both the dtype of loading and autocast (loaders/model.py, base.py)
 )  # fmt: skip

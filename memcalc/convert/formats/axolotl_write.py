@@ -6,7 +6,7 @@ from typing import Any
 
 from memcalc.convert.formats.base import ConfigJob, key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
-from memcalc.convert.formats.trainer_writer import galore, require_decoder
+from memcalc.convert.formats.trainer_writer import accumulated, galore, require_decoder
 from memcalc.convert.formats.transformers_model import hub_name, layer_names
 from memcalc.convert.formats.tuning import DECAY, FLASH
 from memcalc.frameworks import habits_of
@@ -110,6 +110,7 @@ def _engine(job: ConfigJob) -> dict[str, Any]:
         "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_config.reshard_after_forward": plan.zero == 3,
         "fsdp_config.offload_params": "params" in plan.offload,
+        **accumulated(job),
     }
 
 

@@ -185,6 +185,8 @@ class Format:
     """Whether a launcher runs the model's own training, not a script of memcalc's over the framework itself."""
     adds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What it says beyond what its frameworks can be told, by option (:mod:`memcalc.frameworks.capability`)."""
+    settles: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that its framework sets for every job: a search for it has them."""
     over_adapters: Mapping[str, Any] = field(default_factory=dict)
     """Options that its framework settles for every job with adapters: a search for it has them."""
     casts_shards: bool = True

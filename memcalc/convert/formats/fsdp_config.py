@@ -49,6 +49,14 @@ def fsdp_version(reader: ConfigReader, table: str, default: int) -> int:
     return version
 
 
+def set_reductions(reader: ConfigReader) -> None:
+    """Set whether the gradients of each micro-batch are reduced (the Trainer's accelerator_config)."""
+    table = "accelerator_config.gradient_accumulation_kwargs"
+    if reader.flag(f"{table}.sync_each_batch"):
+        reader.set("sync_each_batch", True, f"{table}.sync_each_batch")
+    reader.harmless(f"{table}.sync_with_dataloader")
+
+
 def read_options(reader: ConfigReader, table: str, version: int, wraps: str, legacy: str = "") -> None:
     """Set how FSDP runs the job, from a table of options.
 

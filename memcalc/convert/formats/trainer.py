@@ -15,7 +15,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, inner_document, key_table
 from memcalc.convert.formats.beside_steps import set_evaluation, set_generation, set_resumes, tokens_up_to
-from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options
+from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options, set_reductions
 from memcalc.convert.formats.preferences import read_roles
 from memcalc.convert.formats.trainer_writer import script_text, spelling, write
 from memcalc.convert.formats.tuning import (
@@ -92,9 +92,7 @@ def read(document: Document) -> Config:
 def _batch(reader: ConfigReader) -> None:
     reader.set_integer("micro_batch", "per_device_train_batch_size", 8)
     reader.set_integer("accumulation", "gradient_accumulation_steps", 1)
-    if reader.flag(key := "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"):
-        reader.set("sync_each_batch", True, key)
-    reader.harmless("accelerator_config.gradient_accumulation_kwargs.sync_with_dataloader")
+    set_reductions(reader)
     if reader.flag("auto_find_batch_size"):
         message = "the batch is halved after an out-of-memory error: this is the first one that is tried"
         reader.note("note", "MC004", "auto_find_batch_size", message)

@@ -215,15 +215,15 @@ def _fsdp(job: ConfigJob) -> dict[str, Any]:
         fields["fsdp_config.reshard_after_forward"] = plan.zero == 3
     else:
         fields["fsdp_config.backward_prefetch"] = "backward_pre"
-    return fields | _accumulated(job)
+    return fields | accumulated(job)
 
 
 def _fsdp_beside(job: ConfigJob) -> dict[str, Any]:
     """Accelerate's YAML has FSDP and its checkpointing."""
-    return {**(_checkpoints(job) if checkpoints_itself(job) else {}), **_accumulated(job)}
+    return {**(_checkpoints(job) if checkpoints_itself(job) else {}), **accumulated(job)}
 
 
-def _accumulated(job: ConfigJob) -> dict[str, Any]:
+def accumulated(job: ConfigJob) -> dict[str, Any]:
     """Whether gradients are reduced after each micro-batch, not after the last alone."""
     if job.accumulation == 1 or job.strategy.whole_accumulation:
         return {}
