@@ -23,7 +23,7 @@ from memcalc.errors import (
 )
 from memcalc.preflight.job import MergedJob, estimate_merged
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
+from memcalc.preflight.read_files import ENDINGS, read_files
 from memcalc.preflight.roles import answer, check_counted
 from memcalc.results.check import (
     Check,
@@ -172,8 +172,6 @@ def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
 # ------------------------------------------------------------------------------------------------ all files of a folder
 
 
-ENDINGS = frozenset({".json", ".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm"})
-"""What configs and launch scripts end with."""
 MOST_FILES = 5_000
 """Of one folder."""
 _OUTCOMES: tuple[tuple[type[MemcalcError], Outcome], ...] = (

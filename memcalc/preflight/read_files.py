@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from memcalc.convert.config import Config, Finding, Reference
 from memcalc.convert.document import Document, inside, overlay, parse_document, read_document
 from memcalc.convert.formats import get_format, recognise
 from memcalc.convert.formats.base import COMMITS, shipped
-from memcalc.errors import FileError, MissingError, shown
+from memcalc.errors import FileError, MemcalcError, MissingError, shown
 from memcalc.files import there
 
 MOST_FILES = 16
 """Of one job; the most that a known launch names is four."""
+MOST_LOOKED_AT = 256
+"""Entries of a folder that is given in place of a file."""
+MOST_NAMED = 4
+"""Files of a folder that a sentence names."""
+ENDINGS = frozenset({".json", ".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm"})
+"""What configs and launch scripts end with."""
 
 
 def read_files(
@@ -27,6 +36,8 @@ def read_files(
     elsewhere must be given.
     """
     paths = tuple(paths)
+    for folder in filter(Path.is_dir, map(Path, paths)):
+        raise FileError("file", str(folder), _of_folder(folder))
     reader = _References(dict(texts or {}), tuple(folders), {_real(Path(path)) for path in paths})
     for path in paths:
         reader.read(Path(path), None)
@@ -100,6 +111,46 @@ class _References:
             hint = f" (tune cp {reference.path} FILE.yaml writes torchtune's own)" if recipe else ""
             raise MissingError(f"{message}, which does not exist. Pass it as a FILE{hint}.")
         self.read(path, reference)
+
+
+def _of_folder(folder: Path) -> str:
+    """What to give instead of a folder: the line of a job that was exported into it, or the files that are known.
+
+    A config that another file names is read with that one.
+    """
+    try:
+        inside_it = sorted(islice(folder.iterdir(), MOST_LOOKED_AT))
+    except OSError:
+        return "is a folder; give a file of the job"
+    known = {path: text for path in inside_it if (text := _known_text(path)) is not None}
+    for text in known.values():
+        if line := re.search(r"^# (memcalc check .+)$", text, re.MULTILINE):
+            return f"is a folder; check its job with: cd {shlex.quote(str(folder))} && {line[1]}"
+    first = [
+        str(path)
+        for path in known
+        if path.suffix == ".py" or not any(path.name in text for other, text in known.items() if other != path)
+    ]
+    each = f"--survey {shlex.quote(str(folder))}"
+    if not first:
+        return f"is a folder without a config or launch script that is known; {each} says why, file by file"
+    if len(first) == 1:
+        return f"is a folder; give the file that starts its job: {first[0]}"
+    more = f" and {len(first) - MOST_NAMED} more" if len(first) > MOST_NAMED else ""
+    return (
+        f"is a folder; give the files of one job: of {', '.join(first[:MOST_NAMED])}{more}; {each} reads each of them"
+    )
+
+
+def _known_text(path: Path) -> str | None:
+    """The text of a file that is some job's; None of another."""
+    if path.suffix.lower() not in {*ENDINGS, ".py"} or path.name.startswith(".") or not path.is_file():
+        return None
+    try:
+        document = read_document(path)
+        return None if recognise(document).name == "unread" else document.text
+    except MemcalcError:
+        return None
 
 
 def _real(path: Path) -> Path:

@@ -85,6 +85,34 @@ def test_a_survey_takes_a_folder_alone(folder: Path) -> None:
     assert run("--survey", str(folder / "nowhere")).exit_code == 2
 
 
+def test_a_folder_in_place_of_a_file_leads_to_what_can_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the file that names the others; to all of several jobs; to the line that an export left there."""
+    monkeypatch.chdir(tmp_path)
+    job = Path("DIR")
+    job.mkdir()
+
+    def said() -> str:
+        answer = run("DIR", "--gpu", "h100")
+        assert answer.exit_code == 2
+        return answer.stderr
+
+    (job / "notes.json").write_text('{"unrelated": 1}', encoding="utf-8")
+    assert said() == (
+        "memcalc: file 'DIR': is a folder without a config or launch script that is known; "
+        "--survey DIR says why, file by file.\n"
+    )
+    arguments = {"output_dir": "x", "per_device_train_batch_size": 1, "deepspeed": "ds_config.json", "bf16": True}
+    (job / "args.json").write_text(json.dumps(arguments), encoding="utf-8")
+    (job / "ds_config.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    assert said() == "memcalc: file 'DIR': is a folder; give the file that starts its job: DIR/args.json.\n"
+    (job / "other.json").write_text(json.dumps(arguments | {"deepspeed": None}), encoding="utf-8")
+    assert "give the files of one job: of DIR/args.json, DIR/other.json; --survey DIR reads each of them" in said()
+    (job / "launch.sh").write_text("# memcalc check args.json --gpu h100\ntorchrun train.py args.json\n")
+    assert said().endswith("check its job with: cd DIR && memcalc check args.json --gpu h100.\n")
+
+
 def test_a_folder_beyond_all_bounds_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_FILES", 3)
     with pytest.raises(FileError, match="at most 3 configs"):
