@@ -168,10 +168,12 @@ def known_format(to: str) -> str:
 def _job(plan: Plan | Estimate, estimate: Estimate, form: Format, target: Path, dirs: tuple[str, ...]) -> ConfigJob:
     model = str(plan.job.model)
     workspace = plan.job.settings.get("strategy.blas_workspace")
+    evaluated = plan.job.settings.get("workload.eval_micro_batch")
     return replace(
         ConfigJob.of(estimate, load_model(model, dirs)),
         model=model,
         blas_workspace=None if workspace is None else parse_bytes(workspace),
+        eval_micro_batch=None if evaluated is None else int(evaluated),
         beside={form.name: target.name, **{name: usual_name(get_format(name)) for name in form.beside}},
     )
 

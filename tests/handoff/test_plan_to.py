@@ -174,3 +174,18 @@ def test_fsdp_1_is_said_to_be_deprecated_by_estimate_and_plan() -> None:
         assert any("Transformers 5 deprecates" in text for text in several.warnings)
     for other in ({"gpus": 1}, {"zero": 0}, {"zero": 3, "framework": "fsdp2"}):
         assert not any("deprecates" in text for text in memcalc.estimate(**{**words, **other}).warnings)
+
+
+def test_an_evaluation_has_as_many_sequences_at_a_time_as_a_step_unless_it_is_said(tmp_path: Path) -> None:
+    """The Trainer's default of 8 takes more than the step that was planned; what is written evaluates within it."""
+    words = {**JOB, "gpus": 1, "lora": "16", "micro_batch": 2, "recompute": "none"}
+    plans = plan_to("trainer", top=1, **words)
+    arguments = json.loads(memcalc.export(plans, to="trainer")["training_args.json"])
+    path = tmp_path / "training_args.json"
+    path.write_text(json.dumps({**arguments, "eval_strategy": "steps"}), encoding="utf-8")
+    checked = memcalc.check([str(path)], gpu="h100", gpus=1)
+    (evaluation,) = [each for each in checked.estimate.occasions if each.name == "evaluation"]
+    assert evaluation.allocated < checked.estimate.peak.allocated
+    assert "MC111" not in {finding.code for finding in checked.files[0].findings}
+    stated = plan_to("trainer", top=1, **words, settings={"workload.eval_micro_batch": 4})
+    assert json.loads(memcalc.export(stated, to="trainer")["training_args.json"])["per_device_eval_batch_size"] == 4

@@ -73,6 +73,8 @@ class ConfigJob:
 
     blas_workspace: int | None = None
     """Of one cuBLAS handle [bytes]; PyTorch's own where None."""
+    eval_micro_batch: int | None = None
+    """Sequences of a rank in one step of an evaluation; as many as in training where None."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """Names of the files that are written for one job, by format: what another of them says need not stand twice."""
     editing: bool = False

@@ -37,6 +37,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     return {
         **({} if job.editing else script_fields(job)),
         "per_device_train_batch_size": plan.micro_batch,
+        **({} if job.editing else {"per_device_eval_batch_size": job.eval_micro_batch or plan.micro_batch}),
         "gradient_accumulation_steps": job.accumulation,
         **_precision(job),
         **_optimizer(job),
