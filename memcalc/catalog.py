@@ -172,7 +172,7 @@ def node_for(gpu: GPU, preset_dirs: Dirs = ()) -> Node:
             if data.get("gpu") == gpu.name and data.get("default") is True:
                 return node(name, preset_dirs)
     return Node(
-        name=f"{gpu.gpus_per_node}x {gpu.name}",
+        name=f"{gpu.gpus_per_node}x{gpu.name}",
         gpu=gpu.name,
         gpus=gpu.gpus_per_node,
         intra_link_bytes_per_s=gpu.peer_link_bytes_per_s,

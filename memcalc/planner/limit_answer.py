@@ -21,6 +21,9 @@ from memcalc.results.plans import CurvePoint, Fit, Inverse, Miss, PlanPeak
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import GIB
 
+CACHE_STEP = GIB // 4
+"""Growth of the allocator's cache from one value to the next that is named as what binds."""
+
 
 @dataclass(frozen=True)
 class LimitQuery:
@@ -99,6 +102,28 @@ def limit_of(job: LimitJob, fit: Fit | None, beyond: tuple[Miss, ...], outside: 
     return f"{component_name(fit.component)}, at the peak: {phase_name(fit.peak.phase)}{less}"
 
 
+def host_limit(job: LimitJob, gpus: int, sizes: tuple[int, int]) -> str:
+    """What binds where fewer GPUs would do but for the host: what offload needs of it there, and has [bytes]."""
+    need, most = sizes
+    share = ", its share of the node's" * job.by_share
+    place = f"{gpus} GPU{'s' * (gpus > 1)}"
+    return f"host memory: on {place} offload needs {need / GIB:,.0f} GiB per GPU and has {most / GIB:,.0f}{share}"
+
+
+def cache_limit(best: SimulatedLimit, beyond: SimulatedLimit, value: int | str) -> str:
+    """What binds where the allocator's cache alone grows at the next value; empty where tensors do.
+
+    A freed block serves later requests up to its size, and the best fit is taken: where one size overtakes another, as
+    the activations of one token more do a weight's gradient, blocks no longer serve both.
+    """
+    last, following = best.peaks.top, beyond.peaks.top
+    grown = following.allocated - last.allocated
+    more = following.reserved - last.reserved - grown
+    if best.peaks.flushes or beyond.peaks.flushes or more <= max(grown, CACHE_STEP):
+        return ""
+    return f"allocator cache: {more / GIB:.1f} GiB more at {value:,}, where freed blocks no longer serve later requests"
+
+
 def _less(job: LimitJob) -> str:
     losses = sorted(smaller_losses(job.request, job.model).items(), key=lambda pair: bool(pair[1]))
     return "".join(f"; less with --loss {loss}" + f" ({OWN_CODE})" * bool(code) for loss, code in losses[:1])
@@ -112,12 +137,13 @@ def answer_of(
     *,
     gpus: int,
     outside: str = "",
+    instead: str = "",
     curve: tuple[CurvePoint, ...] = (),
     searched: int,
     replayed: int,
     warnings: tuple[str, ...] = (),
 ) -> Inverse:
-    """The whole answer."""
+    """The whole answer; ``instead`` is what binds other than tensors on the GPU."""
     schema: dict[str, Any] = {"schema": f"memcalc.{query.record.command}/1"}
     return Inverse(
         **schema,
@@ -131,7 +157,7 @@ def answer_of(
         best=fit,
         beyond=beyond,
         curve=curve,
-        limit=limit_of(job, fit, beyond, outside),
+        limit=instead or limit_of(job, fit, beyond, outside),
         searched=searched,
         replayed=replayed,
         elapsed=round(time.perf_counter() - query.started, 4),

@@ -18,7 +18,7 @@ from memcalc.planner import request as rq
 from memcalc.planner.costs import legal, safe_limits
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import with_beside
-from memcalc.planner.offload_memory import pools_of
+from memcalc.planner.offload_memory import capacity, pools_of
 from memcalc.planner.request import batch_of, in_tokens, tokens_of
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
 from memcalc.specs.options import DEGREES
@@ -164,6 +164,8 @@ class Chunk:
     """Allocated at the peak, with the communicators: no replay reserves less [bytes]."""
     allowed: Array
     """Legal, and within the host's memory."""
+    cramped: Array
+    """Legal, and beyond the host's memory."""
     overhead: Overhead
     safe: Array
     """The largest prediction that fits at the upper end of the range of its kind of job [bytes]."""
@@ -181,6 +183,19 @@ class Chunk:
         """Strategies that fit by the closed form, or (not ``closed``) that no lower bound rules out."""
         size = self.reserved if closed else self.least - ROUNDING
         return np.broadcast_to(self.allowed & (size <= self.limit(safe=safe)), self.shape)
+
+    def host_short(self, job: LimitJob, gpus: int) -> tuple[int, int] | None:
+        """What a strategy on so many GPUs that fits but for the host needs of it per GPU, and may have [bytes].
+
+        The least need; None where there is no such strategy.
+        """
+        pools = pools_of(self.census, job.node, by_share=job.by_share) if capacity(job.node, "host") else ()
+        beyond = self.cramped & (self.least <= self.limit(safe=job.safe)) & (self.grid.degree("gpus") == gpus)
+        if not pools or not np.any(beyond):
+            return None
+        need, most = np.max(computed(pools[0].need), axis=1, keepdims=True), int(np.max(pools[0].most))
+        needs = np.broadcast_to(need, beyond.shape)[beyond & (need > most)]
+        return (int(needs.min()), most) if needs.size else None
 
     def candidate(self, index: Sequence[int]) -> LimitCandidate:
         """The strategy at an index."""
@@ -286,11 +301,11 @@ def _part(job: LimitJob, grid: Grid, gpus: Collection[int]) -> Chunk | None:
     ledger = build_ledger(census, overhead.workspaces, detail=False)
     reserved, least = _figures(ledger)
     beside = group_bytes(job.gpu, grid)
-    allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
+    able = allowed = legal(grid) & (grid.degree("cp") <= grid.seq_len)
     for pool in pools_of(census, job.node, by_share=job.by_share):
         allowed = allowed & (np.max(computed(pool.need), axis=1, keepdims=True) <= pool.most)
     safe = safe_limits(grid, job.gpu, [overhead])
-    return Chunk(grid, census, ledger, reserved + beside, least + beside, allowed, overhead, safe)
+    return Chunk(grid, census, ledger, reserved + beside, least + beside, allowed, able & ~allowed, overhead, safe)
 
 
 def _figures(ledger: Ledger) -> tuple[Array, Array]:

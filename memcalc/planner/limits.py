@@ -15,7 +15,7 @@ from memcalc.errors import CombinationError, InputError, UnknownNameError
 from memcalc.planner import defaults
 from memcalc.planner import request as rq
 from memcalc.planner.axes import SHORTEST_PART
-from memcalc.planner.limit_answer import LimitQuery, answer_of, fit_of, miss_of, point_of
+from memcalc.planner.limit_answer import LimitQuery, answer_of, cache_limit, fit_of, host_limit, miss_of, point_of
 from memcalc.planner.limit_grid import (
     Chunk,
     LimitJob,
@@ -119,11 +119,14 @@ def _over(
     if solution.best is not None:
         fit = fit_of(job, solution.best, question.values[solution.index], query.base)
     beyond: tuple[Miss, ...] = ()
+    instead = ""
     if solution.beyond is not None:
         beyond = (miss_of(solution.beyond, question.values[solution.index + 1]),)
+        if solution.best is not None:
+            instead = cache_limit(solution.best, solution.beyond, beyond[0].value)
     curve = tuple(_curve(search, solution)) if query.curve else ()
     return answer_of(
-        job, query, fit, beyond, gpus=gpus, outside="" if beyond else outside, curve=curve,
+        job, query, fit, beyond, gpus=gpus, outside="" if beyond else outside, instead=instead, curve=curve,
         searched=solution.searched, replayed=solution.replayed,
     )  # fmt: skip
 
@@ -203,8 +206,10 @@ def min_gpus(job: LimitJob, query: LimitQuery, counts: Sequence[int]) -> Inverse
     beyond = (miss_of(near, near.candidate.layout.gpus),) if near else ()
     best = tried.best(known) if known else None
     fit = fit_of(job, best, best.candidate.layout.gpus, query.base) if best else None
+    needs = [pair for part in parts if near and (pair := part.host_short(job, near.candidate.layout.gpus))]
+    instead = host_limit(job, near.candidate.layout.gpus, min(needs)) if near and fit and needs else ""
     return answer_of(
-        job, query, fit, beyond, gpus=int(fit.value) if fit else counts[-1],
+        job, query, fit, beyond, gpus=int(fit.value) if fit else counts[-1], instead=instead,
         outside="no smaller count is possible" if fit else f"no plan fits on up to {counts[-1]} GPUs",
         searched=tried.searched, replayed=len(tried.replays.known),
     )  # fmt: skip

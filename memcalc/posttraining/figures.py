@@ -106,9 +106,12 @@ def trainer_options(job: RlJob) -> dict[str, Any]:
     """How the trained models are trained, in the words of ``memcalc estimate``; their batches left out."""
     toolkit = job.toolkit
     precision = str(job.training.get("precision", toolkit.precision))
+    apart = job.inputs.whole_gradients and not job.one_micro_batch
     wide = toolkit.frozen_fp32 and job.lora and precision.endswith("mixed") and not job.training.get("quantize")
+    fields = {"strategy.frozen_fp32": "true"} if wide else {}
+    fields |= {"strategy.whole_accumulation": "true"} if apart else {}
     return {
-        **({"settings": {"strategy.frozen_fp32": "true"}} if wide else {}),
+        **({"settings": fields} if fields else {}),
         "framework": job.trainer,
         **({"precision": toolkit.precision} if toolkit.precision else {}),
         "recompute": toolkit.recompute,
@@ -148,6 +151,8 @@ class Figures:
         rows, tokens = job.batch(gradients=True)
         read_rows, read_tokens = job.batch(gradients=False)
         options = trainer_options(job) | {"seq_len": tokens, "micro_batch": rows}
+        if "strategy.whole_accumulation" in options.get("settings", {}):
+            options["global_batch"] = f"{2 * rows * job.trainer_gpus} sequences"  # more micro-batches than one
         if images is None:  # of a reward model or critic without a tower
             options.pop("images", None)
         if job.recipe.log_probs:

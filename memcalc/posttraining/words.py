@@ -68,6 +68,15 @@ class RlJob:
         return rows * self.recipe.rows, self.length
 
     @property
+    def one_micro_batch(self) -> bool:
+        """Whether an optimizer step is known to be one micro-batch on each rank."""
+        inputs = self.inputs
+        share = -(-inputs.mini_batch // self.trainer_gpus)
+        if inputs.micro_tokens:
+            return 0 < share * (inputs.mean_length or self.length * self.recipe.rows) <= inputs.micro_tokens
+        return 0 < share <= inputs.micro_batch
+
+    @property
     def critic(self) -> RlJob:
         """The same job with the micro-batches and checkpoints of its critic in the place of the policy's."""
         inputs = self.inputs

@@ -51,6 +51,10 @@ class RlInputs(Frozen):
         int, Option("Samples of one optimizer step over all GPUs: a micro-batch holds no more than a rank's share.",
             "samples", ROLES, "N")
     ] = 0
+    whole_gradients: Annotated[
+        bool, Option("FSDP reduces gradients at a step's last micro-batch alone: until then they are unsharded.",
+            panel=ROLES)
+    ] = False
     mean_length: Annotated[
         int, Option("Mean of prompt and response, where padding is removed; the longest of both when left out.",
             "tokens", ROLES, "N")

@@ -109,3 +109,10 @@ def test_blocks_that_are_computed_again_come_out_even_over_model_chunks() -> Non
     refused = memcalc.plan(**words, vpp=4)
     assert not refused.plans
     assert "come out even over the model chunks" in refused.too_large
+
+
+def test_the_distributed_optimizer_is_megatrons_simple_plan_and_whole_states_that_of_adapters() -> None:
+    """Megatron-Bridge 067f987d recipes: use_distributed_optimizer but for PEFT."""
+    job = {"model": "llama-3.2-1b", "gpu": "a100-40g", "gpus": 8, "framework": "megatron", "top": 1}
+    assert memcalc.plan(**job).plans[0].strategy.zero == 1
+    assert memcalc.plan(**job, lora="16").plans[0].strategy.zero == 0

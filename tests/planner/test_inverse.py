@@ -483,3 +483,16 @@ def test_the_fewest_gpus_have_their_share_of_their_nodes_host_memory_alone() -> 
     assert found.best.value > 1
     assert found.best.host_memory <= found.best.value * 128 * 2**30
     assert "128 GiB per GPU" in found.assumptions["host memory"]
+    assert re.match(r"host memory: on \d GPUs? offload needs \d+ GiB per GPU and has 128, its share", found.limit)
+
+
+def test_a_cache_that_grows_where_tensors_do_not_is_named_as_the_limit() -> None:
+    """At 11,009 tokens fp32 activations are larger than the gradient of an MLP's weight, of 4096 × 11008."""
+    words = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 2, "recompute": "full", "zero": 3, "offload": "none"}
+    words |= {"framework": "fsdp2", "precision": "bf16-mixed", "global_batch": 2}
+    last, following = (memcalc.estimate(**words, micro_batch=1, seq_len=length).peak for length in (11008, 11009))
+    assert last.allocated == following.allocated
+    more = (following.reserved - last.reserved) / 2**30
+    found = memcalc.largest("seq-len", **words)
+    assert found.answer == 11008
+    assert found.limit.startswith(f"allocator cache: {more:.1f} GiB more at 11,009")

@@ -37,6 +37,21 @@ def phase(answer: Rl, name: str) -> RlPhase:
     return next(phase for phase in answer.phases if phase.name == name)
 
 
+@pytest.mark.parametrize(("trainer", "width"), [("fsdp1", 2), ("fsdp2", 4)])
+def test_whole_gradients_stand_in_the_place_of_their_shards_until_the_last_micro_batch(
+    trainer: str, width: int
+) -> None:
+    """FSDP 1 adds up in the 16 bits of compute, FSDP 2 in those of the reduction; shards are fp32, of 8 ranks."""
+    words = {**GRPO, "trainer": trainer, "micro_tokens": None, "micro_batch": 1, "prompt": 512, "response": 512}
+    several, alone = ({**words, "mini_batch": samples} for samples in (64, 8))
+    more = [
+        phase(rl(job, whole_gradients=True), "update").allocated - phase(rl(job), "update").allocated
+        for job in (several, alone)
+    ]
+    assert more[0] == pytest.approx(7_615_616_512 * (width - 4 / 8), rel=0.03)
+    assert more[1] == 0
+
+
 # ---------------------------------------------------------------- verdicts against what happened
 
 

@@ -154,6 +154,13 @@ def _batches_of_verl(folder: Path, overrides: str) -> tuple[int, int]:
     return found["micro_batch"], found.get("logprob_batch", 0)
 
 
+def test_gradients_that_verl_reduces_once_a_step_are_whole_until_then(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation"
+    for value, whole in (("True", True), ("False", None)):
+        text = VERL.replace("actor_rollout_ref.rollout.name=vllm", f"actor_rollout_ref.rollout.name=vllm {key}={value}")
+        assert words(tmp_path, "run.sh", text).get("whole_gradients") is whole
+
+
 def test_batches_of_all_ranks_and_of_ranks_that_share_sequences(tmp_path: Path) -> None:
     """Of 64 rows 8 ranks have 8 each; 4 groups of 2 have 16, and a rank half of them (workers/fsdp_workers.py)."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -268,6 +268,9 @@ def _trained(reader: ConfigReader) -> None:
     config = f"{_ACTOR}.fsdp_config"
     if (shards := reader.integer(key := f"{config}.fsdp_size", -1, low=-1)) is not None and shards > 0:
         reader.set("dp_shard", shards, key)  # workers/fsdp_workers.py, create_device_mesh
+    if reader.flag(key := f"{config}.use_no_sync_for_gradient_accumulation"):
+        # workers/engine/fsdp/transformer_impl.py, _gradient_sync_context; off in the YAML of releases that have the key
+        reader.set("rl.whole_gradients", True, key)
     if reader.flag(key := f"{config}.offload_policy"):
         reader.set("offload", ("params",), key)
     parks = [part for part in ("params", "optimizer") if reader.flag(f"{config}.{part.removesuffix('s')}_offload")]
