@@ -21,7 +21,7 @@ from memcalc.results.plans import CurvePoint, Fit, Inverse, Miss, PlanPeak
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import GIB
 
-CACHE_STEP = GIB // 4
+CACHE_STEP = GIB
 """Growth of the allocator's cache from one value to the next that is named as what binds."""
 
 
