@@ -10,8 +10,7 @@ import pytest
 
 import memcalc
 from memcalc.convert.config import JOB_KEYS
-from memcalc.handoff.exporting import started, write_job
-from memcalc.handoff.planning import plan_to
+from memcalc.handoff import plan_to, started, write_job
 
 OPEN = {"MC004", "MC101", "MC105", "MC108"}
 """About what a search leaves as it is unless it is asked: releases, precision, a script's own DDP, the loss."""

@@ -163,7 +163,7 @@ def test_a_plan_for_axolotl_is_of_what_axolotl_sets_by_itself() -> None:
     for words in ({"zero": 2}, {"lora": "16", "zero": 3}):
         (plan,) = plan_to("axolotl", top=1, recompute="full", offload="none", micro_batch=1, **JOB, **words).plans
         assert (plan.strategy.expandable_segments, plan.strategy.reduce_dtype) == (True, "bf16")
-        done = written(plan, "axolotl", None, ())
+        done = write_plan(plan, "axolotl", None, ())
         assert "sync_each_batch: true" in done.files[Path("config.yaml")]
         assert not [note for note in done.notes if "what runs has" in note]
 
