@@ -437,7 +437,7 @@ CHOICES = {
         "float8", "kernels",
         "optimizer_impl", "adapters_follow_base", "casts_adapters", "splits_packed", "expert_modules", "own_code",
         "allocator",
-        "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
+        "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shares_optimizer", "shards_over_ranks", "cp_kind",
         "attention_library", "evaluation_cache", "evaluation_logits", "reduces_as", "autocast_over_shards", "lora_rank",
         "ends_in_split", "pipeline_keeps_weights",
     },

@@ -106,8 +106,8 @@ def host_limit(job: LimitJob, gpus: int, sizes: tuple[int, int]) -> str:
     """What binds where fewer GPUs would do but for the host: what offload needs of it there, and has [bytes]."""
     need, most = sizes
     share = ", its share of the node's" * job.by_share
-    place = f"{gpus} GPU{'s' * (gpus > 1)}"
-    return f"host memory: on {place} offload needs {need / GIB:,.0f} GiB per GPU and has {most / GIB:,.0f}{share}"
+    where = f"{gpus} GPU{'s' * (gpus > 1)}"
+    return f"host memory: on {where} offload needs {need / GIB:,.0f} GiB per GPU and has {most / GIB:,.0f}{share}"
 
 
 def cache_limit(best: SimulatedLimit, beyond: SimulatedLimit, value: int | str) -> str:

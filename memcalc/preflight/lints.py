@@ -172,8 +172,8 @@ def checkpoints_reentrant(ctx: LintContext) -> Findings:
     if plan.recompute == "none":
         return
     origin = ctx.job.origins.get("strategy.checkpoint")
-    asked = plan.checkpoint == "reentrant" or (origin is not None and origin[1].value == "reentrant")
-    if asked and not habits_of(plan.framework).reentrant:
+    reentrant = plan.checkpoint == "reentrant" or (origin is not None and origin[1].value == "reentrant")
+    if reentrant and not habits_of(plan.framework).reentrant:
         message = "reentrant checkpointing holds outputs and gradients through backward"
         if "trainer" not in ctx.job.engines:  # which calls enable_input_require_grads (5.24 modeling_utils.py)
             message += ", and breaks the graph for frozen embeddings"
@@ -325,12 +325,12 @@ def experts_filled(ctx: LintContext) -> Findings:
     from memcalc.planner.answer import filled_experts
 
     model = ctx.job.facts["model"]
-    given = load_model(model) if isinstance(model, str) else model
-    message = filled_experts(given, ctx.strategy)
+    checked = load_model(model) if isinstance(model, str) else model
+    message = filled_experts(checked, ctx.strategy)
     if message is None or ctx.estimate.verdict == "fits":
         return
     ranks = ctx.strategy.dp * ctx.strategy.cp
-    replicas = ranks // gcd(ranks, *(getattr(group.block.mlp, "experts", 0) for group in given.groups))
+    replicas = ranks // gcd(ranks, *(getattr(group.block.mlp, "experts", 0) for group in checked.groups))
     other = ctx.with_changed(dp_replicate=replicas)
     if other is not None and other.peak.device < ctx.estimate.peak.device:
         hint = f"{replicas} replicas (HSDP, --dp-replicate) take {_gib(other.peak.device)} per GPU"
