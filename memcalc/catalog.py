@@ -25,10 +25,22 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memcalc import shelves
+from memcalc import preset_names
 from memcalc.errors import AbsentError, FileError, InputError, UnknownNameError
-from memcalc.preset_names import HubTable, Lookup, by_form, is_hub_id, key, unknown, unlike
-from memcalc.shelves import KINDS, Folder, Kind, Shelf, Tables
+from memcalc.preset_names import (
+    KINDS,
+    Folder,
+    HubTable,
+    Kind,
+    Lookup,
+    Shelf,
+    Tables,
+    by_form,
+    is_hub_id,
+    key,
+    unknown,
+    unlike,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -39,7 +51,7 @@ if TYPE_CHECKING:
 
 Dirs = Sequence[str | os.PathLike[str]]
 Spec = TypeVar("Spec", bound="BaseModel")
-read_toml = shelves.read_toml
+read_toml = preset_names.read_toml
 
 
 def gpu(name: str, preset_dirs: Dirs = ()) -> GPU:

@@ -1,4 +1,8 @@
-"""The ledger: named, explained bytes, and the peak over the phases in which they are alive."""
+"""The ledger: named, explained bytes, and the peak over the phases in which they are alive.
+
+Sums and maxima of arrays that broadcast are made in the order that touches large ones least, a few layouts at a time.
+All is integers, so that neither the order nor the blocks change a figure.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 import memcalc
-from memcalc.cli.options import Command, Options, takes
-from memcalc.cli.other_flags import answer_for
+from memcalc.cli.options import Command, Options, answer_for, takes
 from memcalc.cli.output import fail, unwritten
 from memcalc.errors import InputError, MemcalcError, UnknownNameError, shown
 

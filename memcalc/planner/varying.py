@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.allocator import replay
-from memcalc.batches import BUDGETED, SEED, Lengths, MicroBatches, Sampling, Shape, longest_of, make, parse_lengths
-from memcalc.batches.makers import order_of
+from memcalc.batches import (
+    BUDGETED,
+    SEED,
+    Lengths,
+    MicroBatches,
+    Sampling,
+    Shape,
+    longest_of,
+    make,
+    order_of,
+    parse_lengths,
+)
 from memcalc.errors import CombinationError
 from memcalc.events.varying import varying_events
 from memcalc.planner.request import flag

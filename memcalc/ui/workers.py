@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
+import signal
 import struct
 import sys
 from collections.abc import Awaitable, Callable
+from typing import BinaryIO
 
-from memcalc.ui.answers import JSON, QUICK, Reply
+from memcalc.ui.answers import JSON, QUICK, Reply, reply
 
 QUICK_SECONDS, SECONDS = 10.0, 60.0
 """The longest that a request may take: one that follows a control, and any other [s]."""
@@ -63,7 +67,7 @@ class Worker:
         environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "memcalc.ui.worker", stdin=pipe, stdout=pipe, env=environ
+            sys.executable, "-m", "memcalc.ui.workers", stdin=pipe, stdout=pipe, env=environ
         )
 
     async def stop(self) -> None:
@@ -113,3 +117,41 @@ class Workers:
     async def stop(self) -> None:
         """End all processes."""
         await asyncio.gather(*(worker.stop() for worker in self._all))
+
+
+# ------------------------------------------------------------------------------------------- the other end of the pipes
+
+
+_OBJECTS = 200_000
+"""New objects after which cycles are looked for: a replay makes many tuples and no cycle."""
+
+
+def main() -> None:
+    """Answer until there is nothing more to read."""
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # whatever prints must not stand between answers
+    gc.set_threshold(_OBJECTS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends this one
+    with contextlib.suppress(BrokenPipeError):  # the server is gone
+        _answer_all(source, target)
+
+
+def _answer_all(source: BinaryIO, target: BinaryIO) -> None:
+    while (request := _next_text(source)) is not None:
+        answer = reply(request, _next_text(source) or "")
+        media = answer.kind.encode()
+        target.write(_HEAD.pack(answer.status, len(answer.body)) + _HEAD.pack(len(media), 0) + media + answer.body)
+        target.flush()
+
+
+def _next_text(source: BinaryIO) -> str | None:
+    """Return the next text; None at the end."""
+    head = source.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    length, _ = _HEAD.unpack(head)
+    return source.read(length).decode()
+
+
+if __name__ == "__main__":
+    main()

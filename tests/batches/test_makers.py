@@ -11,8 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memcalc.batches import BUDGETED, Lengths, Sampling, longest_of, make, makers
-from memcalc.batches.makers import RULES, length_grouped, padded, sorted_by_length
+from memcalc import batches
+from memcalc.batches import (
+    BUDGETED,
+    RULES,
+    Lengths,
+    Sampling,
+    length_grouped,
+    longest_of,
+    make,
+    padded,
+    sorted_by_length,
+)
 from memcalc.batches.packing import balanced, best_fit_decreasing, first_fit, micro_batches_of, parts_of, workload
 from memcalc.errors import CombinationError
 
@@ -143,7 +153,7 @@ def test_no_micro_batch_is_longer_than_the_longest(
         cut = max(cut, min(data))
     budgeted = rule in BUDGETED
     sampling = Sampling(rule, 1 if budgeted else rows, cut, multiple, 400 * budgeted, steps, 2)
-    with mock.patch.object(makers, "STEPS", 10):
+    with mock.patch.object(batches, "STEPS", 10):
         made, again = make(lengths(*data), sampling), make(lengths(*data), sampling)
         most_rows, most_tokens = longest_of(lengths(*data), sampling)
     assert (made.rows * made.tokens).max() <= most_rows * most_tokens

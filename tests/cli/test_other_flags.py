@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from memcalc.cli.app import app
-from memcalc.cli.other_flags import ANSWERS, BY_COMMAND, answer_for
+from memcalc.cli.options import BY_COMMAND, FLAG_ANSWERS, answer_for
 from memcalc.convert.formats.base import WRITABLE
 from memcalc.errors import InputError
 from memcalc.planner.request import check_words
@@ -28,7 +28,7 @@ def typed(answer: str) -> list[list[str]]:
     return [shlex.split(part) for part in re.split(r"\s*--", plain) if part.strip()]
 
 
-@pytest.mark.parametrize("answer", sorted(set(ANSWERS.values())))
+@pytest.mark.parametrize("answer", sorted(set(FLAG_ANSWERS.values())))
 def test_every_answer_can_be_typed(answer: str) -> None:
     for name, *value in typed(answer):
         assert name in FLAGS | OUTPUTS, answer
@@ -42,8 +42,8 @@ def test_every_answer_can_be_typed(answer: str) -> None:
 
 
 def test_no_flag_of_ours_has_an_answer() -> None:
-    assert not FLAGS & set(ANSWERS)
-    assert len(ANSWERS) > 150
+    assert not FLAGS & set(FLAG_ANSWERS)
+    assert len(FLAG_ANSWERS) > 150
 
 
 @pytest.mark.parametrize(
