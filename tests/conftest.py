@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -36,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files that take minutes before all others."""
     places = {stem: place for place, stem in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is loaded for good out of each search for garbage, which would take a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ SPREAD = make_plans(
 )
 SHEET = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 pytest.importorskip("xlsxwriter")
+pytestmark = pytest.mark.usefixtures("answers_once")
 
 
 class Rows(HTMLParser):
