@@ -18,6 +18,7 @@ from memcalc.frameworks.capability import (
     text_of,
     values_of,
 )
+from memcalc.frameworks.needs import MASTER
 from memcalc.specs.options import FIELDS
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def needs_of(strategy: Strategy, able: Capabilities, model: Model | None = None)
     stated = list(values_of(strategy))
     for option, value in stated:
         entry: Support = getattr(able, option)
-        if code := entry.needs(value, model):
+        code = entry.needs(value, model)
+        if code and not (code == MASTER and strategy.lora):  # a frozen base needs no copies to be updated
             yield Need(((option, value),), code)
     for clash in able.apart:
         pair = _pair(clash, stated)

@@ -176,6 +176,7 @@ HF = like(
     # Accelerate 1.15, utils/dataclasses.py (set_mixed_precision) and accelerator.py (prepare_model, no_sync)
     reduces_as="compute",
     autocast_over_shards=True,
+    autocasts_half=True,
     whole_accumulation=True,
     wraps_replicas=True,  # trainer.py passes no gradient_as_bucket_view on; False in Accelerate's own default
     losses=losses.HUGGING_FACE,
@@ -229,6 +230,7 @@ DDP = like(
     capabilities=support.TRAINER,
     checkpoints_first=True,  # the Trainer's own
     gradient_copy=True,
+    autocasts_half=True,  # the Trainer's own, too
     source="torch/nn/parallel/distributed.py, torch 2.13",
 )
 

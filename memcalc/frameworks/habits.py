@@ -259,6 +259,8 @@ class Habits:
     """In which dtype FSDP reduces gradients by default: `compute` (Accelerate), `weights` (no policy); else fp32."""
     autocast_over_shards: bool = False
     """Autocast runs over FSDP's own mixed precision (Accelerate)."""
+    autocasts_half: bool = False
+    """The loss is scaled for a frozen base in fp16 by the switch that turns autocast on (``fp16`` of the Trainer)."""
     vocab_parallel: bool = False
     """Logits are divided by TP whatever the loss."""
     reentrant: bool = False

@@ -12,7 +12,7 @@ from memcalc.convert.formats import FORMATS_OF, get_format
 from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.files import output_path, replacing, write_folder
 from memcalc.handoff.saved import chosen, dirs_of, load, save, saved_plan
-from memcalc.handoff.written import Exported, anchored, first_written, formats_of, known_format, write_plan
+from memcalc.handoff.written import PASSED, Exported, anchored, first_written, formats_of, known_format, write_plan
 from memcalc.planner.plans import pareto_ranks, replace_rank
 from memcalc.planner.record import with_query
 from memcalc.results.plans import Nearest, Plan, Plans, SavedPlan
@@ -136,7 +136,8 @@ def write_job(result: Exported, folder: Path, *, force: bool) -> None:
     """Write what was exported into a folder, with a script that starts it from there and says how to check it."""
     texts = {path.name: text for path, text in result.files.items()}
     head = "#!/bin/bash", "# Written by memcalc; check it before every start with:", f"# {result.check}"
-    texts["launch.sh"] = "\n".join([*head, 'cd "$(dirname "$0")" || exit 1', result.launch, ""])
+    line = result.launch + (' "$@"' if result.format in PASSED else "")
+    texts["launch.sh"] = "\n".join([*head, 'cd "$(dirname "$0")" || exit 1', line, ""])
     write_folder(folder, texts, force=force)
 
 

@@ -27,6 +27,14 @@ from memcalc.units import GIB, parse_bytes
 
 PROGRAMS = {"megatron": "pretrain_gpt.py"}
 """Programs that are started with flags."""
+PASSED = {
+    "megatron": (
+        "# Give it the rest: data, tokenizer, --lr and --train-iters; with --load also the weights' --rotary-base and "
+        "--norm-epsilon.\n"
+        "# On random tokens: --mock-data --tokenizer-type NullTokenizer --lr 1e-5 --train-iters 10"
+    )
+}
+"""What a plan says nothing of and a program does not start without, as comments of a script that passes it on."""
 SCRIPT = "train.py"
 """The training script beside arguments of the Trainer."""
 LOADING = {"trainer", "axolotl"}
@@ -70,8 +78,9 @@ def _environment(job: ConfigJob) -> str:
 def start(form: str, job: ConfigJob, flags: str) -> str:
     """Return a script that starts a program with flags, one a line; comments stand before them."""
     lines = flags.splitlines()
-    comments = [line for line in lines if line.startswith("#")]
-    tail = "\n".join(f"  {line}" for line in lines if not line.startswith("#"))
+    rest = PASSED.get(form, "")
+    comments = [*(line for line in lines if line.startswith("#")), *rest.splitlines()]
+    tail = "\n".join(f"  {line}" for line in lines if not line.startswith("#")) + (' "$@"' if rest else "")
     program = f"{filled('{torchrun}', job, Path())} {PROGRAMS.get(form, SCRIPT)} \\"
     return "\n".join(["#!/bin/bash", *comments, program, tail, ""])
 

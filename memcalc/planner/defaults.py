@@ -16,6 +16,8 @@ from memcalc.timing.rates import SLOWEST_NETWORK
 from memcalc.trace.scores import LARGEST_FLASH_HEAD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memcalc.grid import Layout
     from memcalc.planner.request import Request
     from memcalc.specs.block import Attention
@@ -147,6 +149,9 @@ def runtime_fields(request: Request, habits: Habits, precisions: list[str], *, s
         fields["reduce_dtype"] = "bf16"
     stated = {"autocast", "lora"} & request.given.keys()
     if sharded and habits.autocast_over_shards and kinds <= {"mixed", "autocast"} and not stated:
+        fields["autocast"] = True
+    scaled = habits.autocasts_half and is_frozen(request) and "autocast" not in request.given
+    if scaled and all(name == "fp16-mixed" for name in precisions):
         fields["autocast"] = True
     return fields
 
@@ -284,6 +289,16 @@ def note_network(request: Request, node: Node, gpus: int) -> None:
 def is_frozen(request: Request) -> bool:
     """Whether the weights are frozen under adapters."""
     return request.given.get("lora") is not None
+
+
+def width_warnings(request: Request, gpu: GPU) -> Iterator[str]:
+    """A sentence where the framework that is taken by itself has fp32 alone on a GPU without bf16, and others fp16."""
+    open_ = "framework" not in request.given and "precision" not in {*request.given, *request.choices}
+    if open_ and not is_frozen(request) and not gpu.supports("bf16") and gpu.supports("fp16"):
+        yield (
+            f"{gpu.name} has no bf16 arithmetic, and scripts of FSDP 2 scale no loss for fp16, so this is fp32; "
+            "--framework deepspeed or hf trains in fp16, which is several times faster."
+        )
 
 
 def habits_for(request: Request) -> tuple[str, Habits]:

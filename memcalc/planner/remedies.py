@@ -93,6 +93,10 @@ class Change:
         return record.with_options(**options).model_copy(update={"settings": settings, **moved})
 
 
+WHOLE = Change("another framework", {"framework": "ddp"})
+"""A frozen base on each GPU, which FSDP would gather."""
+
+
 @dataclass(frozen=True)
 class Search:
     """A job that does not fit, and the searches for what does."""
@@ -254,7 +258,8 @@ def instead_of_tight(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -
         if here and not here[0].strategy.offload and "offload" not in job.request.given:
             pinned, request = pinned.pinned(offload=()), request.with_options(offload="none")
         search = Search(pinned, fewest, request)
-        yield from (answer for answer in _of_group(search, search.free) if answer.verdict == "fits")
+        whole = [WHOLE] if fewest > 1 and defaults.is_frozen(job.request) and "framework" not in search.given else []
+        yield from (answer for answer in _of_group(search, [*search.free, *whole]) if answer.verdict == "fits")
 
 
 def instead_of_slow(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...], share: float) -> Iterator[Nearest]:

@@ -16,6 +16,7 @@ from memcalc.convert.formats import get_format
 from memcalc.convert.formats.base import ConfigJob, Format, config_changes
 from memcalc.errors import MemcalcError
 from memcalc.preflight.job import MergedJob, estimate_merged
+from memcalc.preflight.lints import accumulates_whole
 from memcalc.preflight.merge import merge
 from memcalc.preflight.read_files import read_files
 from memcalc.results.check import CheckEdit, CheckFix
@@ -23,7 +24,9 @@ from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan
 from memcalc.specs.options import DEGREES
 
-_EDITED = ("micro_batch", "recompute", "zero", "offload")
+WHOLE = "whole_accumulation"
+"""Whether gradients are reduced after a step's last micro-batch alone, and whole until then: a field, not a word."""
+_EDITED = (WHOLE, "micro_batch", "recompute", "zero", "offload")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
 MOST = 3
 """Edits that are named."""
@@ -78,7 +81,7 @@ def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str
     """The options that some file of the job can state, and the user did not pin, with the values that are tried."""
     choices: dict[str, tuple[Any, ...]] = {}
     for name in _EDITED:
-        if given.get(name) is not None:
+        if given.get(name) is not None or (name == WHOLE and not accumulates_whole(estimate)):
             continue
         for config in configs:
             values = get_format(config.format).choices
@@ -105,9 +108,13 @@ def _plans(
     stays["offload"] = ",".join(estimate.strategy.offload) or "none"
     sharded = "zero" in names or estimate.strategy.zero >= 2  # what is not sharded does not leave the GPU
     free = {
-        name: "/".join(str(value) for value in choices[name] if sharded or "params" not in str(value)) for name in names
+        name: "/".join(str(value) for value in choices[name] if sharded or "params" not in str(value))
+        for name in names
+        if name != WHOLE
     }
     keywords = {**stays, **job.keywords, "global_batch": estimate.workload.global_batch, **free}
+    if WHOLE in names:
+        keywords["settings"] = {**(keywords.get("settings") or {}), f"strategy.{WHOLE}": False}
     try:
         answer = api.plan(**keywords, preset_dirs=dirs, top=MOST, advice=False)
     except MemcalcError:  # the framework does not have that combination

@@ -212,8 +212,21 @@ def logits_stored(ctx: LintContext) -> Findings:
     yield ctx.finding(severity, "MC108", "loss", message, "a fused or chunked loss (Liger, cut cross-entropy)")
 
 
+def accumulates_whole(estimate: Estimate) -> bool:
+    """Whether gradients of sharded weights are reduced after a step's last micro-batch alone, and whole until then."""
+    plan = estimate.strategy
+    whole = habits_of(plan.framework).whole_accumulation if plan.whole_accumulation is None else plan.whole_accumulation
+    return whole and plan.zero >= 2 and plan.dp > 1 and estimate.workload.accumulation_steps > 1
+
+
 def gathers_again(ctx: LintContext) -> Findings:
-    """Sharded parameters are gathered for every micro-batch."""
+    """Sharded parameters are gathered for every micro-batch, and gradients stay whole between them."""
+    whole = "trainer" in ctx.job.engines and accumulates_whole(ctx.estimate) and not ctx.strategy.lora
+    if whole and ctx.estimate.verdict != "fits":
+        size = _gib(ctx.estimate.components.gradients)
+        message = f"no_sync keeps gradients whole between micro-batches: {size} per GPU"
+        hint = "accelerator_config gradient_accumulation_kwargs sync_each_batch: true"
+        yield ctx.finding("warning", "MC109", "accumulation", message, hint)
     steps = ctx.estimate.workload.accumulation_steps
     alone = ctx.strategy.dp_replicate == ctx.strategy.dp * ctx.strategy.cp
     if ctx.sharded and steps >= MANY_STEPS and not alone and (hint := ctx.stage_2 or ctx.larger_batch):

@@ -247,6 +247,9 @@ def _precision(job: MergedJob) -> None:
         job.options["precision"] = f"{mixed}-mixed"
     elif fsdp and not (job.options.get("lora") and weights != "fp32") and job.facts.get("casts_shards", True):
         job.options["precision"] = f"{mixed}-mixed"
+        if job.options.get("lora"):
+            job.settings.setdefault("strategy.frozen_fp32", True)
+            _assumed(job)
         if _accelerated(job):
             job.options.setdefault("autocast", True)
     elif weights == "fp32":
@@ -295,11 +298,14 @@ def _sharded(job: MergedJob) -> None:
 
 
 def _weights(job: MergedJob) -> str:
-    """The dtype of the weights where autocast or FSDP finds them; fp16's arithmetic has the widths of bf16's."""
+    """The dtype of the weights where autocast or FSDP finds them; fp16's arithmetic has the widths of bf16's.
+
+    Under adapters it has its own name, which GPUs without bf16 have: no master stands beside what is frozen.
+    """
+    weights, lora = str(job.facts.get("weights", "fp32")), job.options.get("lora")
     if job.options.get("quantize") not in {None, "none"}:
-        return "bf16"
-    weights = job.facts.get("weights", "fp32")
-    return "bf16" if weights == "fp16" else str(weights)
+        weights = "fp16" if "fp16" in {weights, job.facts.get("mixed")} else "bf16"
+    return ("fp16-mixed" if lora else "bf16") if weights == "fp16" else weights
 
 
 def _assumed(job: MergedJob) -> None:
@@ -318,8 +324,10 @@ def _assumed(job: MergedJob) -> None:
 def _reductions(job: MergedJob, *, narrow: bool) -> None:
     """Gradients are reduced in the dtype of compute, and by no_sync for a step's last micro-batch alone."""
     job.settings.setdefault("strategy.reduce_dtype", "bf16" if narrow else "fp32")
-    if int(job.facts.get("accumulation") or 1) > 1 and not job.facts.get("sync_each_batch"):
-        job.settings.setdefault("strategy.whole_accumulation", True)
+    if int(job.facts.get("accumulation") or 1) > 1:
+        synced = bool(job.facts.get("sync_each_batch"))
+        if synced == habits_of(str(job.options["framework"])).whole_accumulation:  # not as it does by itself
+            job.settings.setdefault("strategy.whole_accumulation", not synced)
 
 
 def _mismatches(job: MergedJob, configs: tuple[Config, ...]) -> None:

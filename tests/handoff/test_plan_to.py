@@ -32,10 +32,22 @@ def test_every_plan_that_is_listed_for_a_format_is_written_by_it() -> None:
 
 def test_a_plan_for_the_trainer_is_of_what_accelerate_runs_by_itself() -> None:
     """prepare_model and set_mixed_precision of Accelerate: autocast, and gradients that are reduced in 16 bits."""
-    (plan,) = plan_to("trainer", top=1, recompute="full", **JOB).plans
-    assert (plan.strategy.autocast, plan.strategy.reduce_dtype) == (True, "bf16")
-    done = write_plan(plan, "trainer", None, ())
-    assert not [note for note in done.notes if "what runs has" in note]
+    for name in ("trainer", "axolotl"):
+        (plan,) = plan_to(name, top=1, recompute="full", **JOB).plans
+        assert (plan.strategy.autocast, plan.strategy.reduce_dtype) == (True, "bf16")
+        done = write_plan(plan, name, None, ())
+        assert not [note for note in done.notes if "what runs has" in note]
+
+
+def test_adapters_of_a_gpu_without_bf16_are_planned_and_written_in_fp16() -> None:
+    """The Trainer's ``fp16`` scales the loss under autocast, over a base that is loaded in float16."""
+    job: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "t4", "lora": 16, "quantize": "nf4", "recompute": "full"}
+    for framework, gpus in (("hf", 1), ("ddp", 2)):
+        (plan,) = memcalc.plan(**job, framework=framework, gpus=gpus, top=1).plans
+        done = write_plan(plan, "trainer", None, ())
+        said = json.loads(done.files[Path("training_args.json")])
+        assert (said["fp16"], said["bf16"], said["dtype"]) == (True, False, "float16")
+        assert (plan.strategy.autocast, done.notes) == (True, ())
 
 
 def test_the_first_plan_that_a_format_says_is_not_told_apart_from_one_that_it_does_not() -> None:

@@ -163,3 +163,17 @@ def test_a_framework_that_does_not_run_a_models_mixers_is_none_of_them() -> None
     short = memcalc.plan(model="falcon-mamba-7b", gpu="rtx-4090", gpus=1, offload="none")
     assert short.nearest
     assert not [remedy for remedy in short.nearest if "--lora" in remedy.change]
+
+
+def test_a_gpu_without_bf16_is_told_which_frameworks_have_fp16() -> None:
+    """FSDP 2's script is fp32 there; what names a framework or a precision has decided."""
+    job = {"model": "gpt2", "gpu": "v100-32g", "gpus": 1}
+    said = [memcalc.estimate(**job, **more).warnings for more in ({}, {"framework": "deepspeed"}, {"lora": 8})]
+    assert [any("trains in fp16" in text for text in texts) for texts in said] == [True, False, False]
+
+
+def test_a_tight_base_under_adapters_may_stand_whole_on_each_gpu() -> None:
+    job = {"model": "llama-3.1-8b", "gpu": "t4", "gpus": 2, "lora": 16, "quantize": "nf4", "seq_len": 2048}
+    plans = memcalc.plan(**job)
+    assert plans.plans[0].verdict == "tight"
+    assert "--framework ddp" in [answer.change for answer in plans.nearest]

@@ -367,12 +367,15 @@ def _recognise(document: Document) -> bool:
 
 FORMAT = Format(
     "axolotl", "axolotl YAML", "axolotl 0.18", _recognise, read, write, kind="yaml", filename="config.yaml",
-    decided=(*ACCELERATED, "whole_accumulation", "expandable_segments", "wide_embedding_moments"), launched=True,
+    decided=(*ACCELERATED, "expandable_segments", "wide_embedding_moments"), launched=True,
     adds={
         "loss": ("chunked",), "optimizer": ("muon",), "parallel": ("tp", "cp"), "zero": ("2",),
         "offload": ("activations", "params,activations", "optimizer,params,activations"),
     },
-    choices={"micro_batch": (), "recompute": ("none", "full"), "offload": ("none", "params,optimizer")},
+    choices={
+        "micro_batch": (), "recompute": ("none", "full"), "offload": ("none", "params,optimizer"),
+        "whole_accumulation": (False,),
+    },
     casts_shards=False,
     settles={"strategy.expandable_segments": True},  # utils/__init__.py, set_pytorch_cuda_alloc_conf
     over_adapters={"autocast": True},  # bf16 is both the dtype of loading and autocast (loaders/model.py, base.py)

@@ -66,7 +66,8 @@ def _precision(job: ConfigJob) -> dict[str, Any]:
         return {"bf16": False, "fp16": False}
     cast = _sharded(job) and job.framework != "fsdp2" and not plan.lora
     narrow, wide = kind == "bf16" and plan.autocast and not cast, job.framework == "deepspeed" or cast
-    mixed, half = kind == "bf16-mixed" and wide, kind == "fp16-mixed" and wide
+    frozen = bool(plan.lora) and plan.autocast  # fp16 has no other name over what is not trained
+    mixed, half = kind == "bf16-mixed" and wide, kind == "fp16-mixed" and (wide or frozen)
     allowed = "axolotl loads weights in the dtype that it computes in, under autocast"
     if job.framework == "fsdp2":
         allowed += ", and its FSDP 2 casts none: --precision bf16 --autocast"

@@ -19,6 +19,7 @@ from memcalc.convert.formats.beside_steps import (
     set_state_dict,
     tokens_up_to,
 )
+from memcalc.convert.formats.fsdp_config import set_reductions
 from memcalc.convert.formats.preferences import refuse_reference, set_algorithm
 from memcalc.convert.formats.tuning import (
     ask_for_rows,
@@ -140,6 +141,7 @@ def _beside_steps(reader: ConfigReader, prompt: int) -> None:
     it, ``max_new_tokens`` count (hparams/generating_args.py).
     """
     _images(reader)
+    set_reductions(reader)
     set_evaluation(reader)
     set_resumes(reader)
     reader.set("eval_keeps", "nothing", "compute_accuracy")

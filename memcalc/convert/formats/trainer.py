@@ -392,6 +392,8 @@ FORMAT = Format(
     "trainer", "arguments of Transformers' Trainer", "Transformers 5.23", _recognise, read, write,
     spelling=spelling, filename="training_args.json", script=script_text, launched=True,
     decided=(*ACCELERATED, "wide_embedding_moments"),
-    choices={"micro_batch": (), "recompute": ("none", "full"), "optimizer": _OPTIMIZERS},
+    choices={
+        "micro_batch": (), "recompute": ("none", "full"), "optimizer": _OPTIMIZERS, "whole_accumulation": (False,),
+    },
 )  # fmt: skip
 """The Trainer's arguments, whatever form they have."""

@@ -54,11 +54,13 @@ def script_fields(job: ConfigJob) -> dict[str, Any]:
     """What the script beside the arguments loads, and how: the model, its dtype, the kernel, tokens of a sequence."""
     plan = job.strategy
     require_decoder(job)
-    narrow = plan.precision == "bf16" or plan.quantize != "none"
+    frozen = plan.lora and job.framework != "deepspeed" and plan.precision.endswith("mixed") and not plan.frozen_fp32
+    narrow = plan.precision == "bf16" or plan.quantize != "none" or frozen
+    half = "float16" if plan.precision.startswith("fp16") else "bfloat16"
     return {
         "model_name_or_path": hub_name(job),
         "block_size": job.seq_len,
-        "dtype": "bfloat16" if narrow else "float32",
+        "dtype": half if narrow else "float32",
         "attn_implementation": _kernel(job),
         **_adapters(job),
     }
@@ -226,7 +228,8 @@ def _fsdp_beside(job: ConfigJob) -> dict[str, Any]:
 
 def accumulated(job: ConfigJob) -> dict[str, Any]:
     """Whether gradients are reduced after each micro-batch, not after the last alone."""
-    if job.accumulation == 1 or job.strategy.whole_accumulation:
+    stated = job.strategy.whole_accumulation
+    if job.accumulation == 1 or (habits_of(job.strategy.framework).whole_accumulation if stated is None else stated):
         return {}
     return {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
 

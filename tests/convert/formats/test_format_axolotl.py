@@ -171,6 +171,7 @@ def test_without_flash_attention_full_training_keeps_parts_in_fp32() -> None:
          {"loss": "standard"}),
         ("liger_fused_linear_cross_entropy: true", {"loss": "standard"}),  # without the plugin it is dropped
         ("chunked_cross_entropy: true", {"loss": "chunked"}),
+        ("accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}", {"sync_each_batch": True}),
     ],
 )  # fmt: skip
 def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
@@ -304,8 +305,8 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         words["precision"] = "bf16" if lora or framework == "fsdp2" else "bf16-mixed"
         fields["strategy.reduce_dtype"] = "bf16"
         words["offload"] = draw(st.sampled_from(["none", "params"]))
-        if steps > 1:
-            fields["strategy.whole_accumulation"] = True
+        if steps > 1 and draw(st.booleans()):  # FSDP 1 is counted with no_sync by itself, FSDP 2 without
+            fields["strategy.whole_accumulation"] = framework == "fsdp2"
     else:
         words["precision"] = "bf16"
     words["autocast"] = True

@@ -282,6 +282,38 @@ def test_who_casts_a_frozen_base_is_noted(
     assert any("1.6 to 1.12" in finding.message for _, finding in job.findings) == noted
 
 
+def test_gradients_that_no_sync_keeps_whole_are_named_and_sharded_by_an_edit(tmp_path: Path) -> None:
+    """Trainer 5.23, `_run_epoch`: `sync_each_batch` of Accelerate's accumulation plugin leaves no_sync out."""
+    path = tmp_path / "a.json"
+    data = {"bf16": True, "dtype": "float32", "fsdp": True, "fsdp_config": {"version": 1}, "block_size": 2048}
+    batch = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "gradient_checkpointing": True}
+    path.write_text(json.dumps({**data, **batch, "output_dir": "x"}))
+    answer = memcalc.check([str(path)], model="llama-2-7b", gpu="a100-40g", gpus=4)
+    assert answer.verdict == "tight"
+    assert any(found.code == "MC109" and "no_sync" in found.message for found in answer.files[0].findings)
+    told = json.loads(answer.fixes[0].edits[0].text)
+    assert told["accelerator_config"]["gradient_accumulation_kwargs"] == {"sync_each_batch": True}
+    path.write_text(json.dumps(told))
+    again = memcalc.check([str(path)], model="llama-2-7b", gpu="a100-40g", gpus=4)
+    assert again.estimate.peak.device == answer.fixes[0].peak
+    whole, shards = answer.estimate.components.gradients, again.estimate.components.gradients
+    parameters = 6_738_415_616  # of which 16-bit ones are whole, and fp32 ones shared by four
+    assert whole >= 2 * parameters > 1.1 * parameters > shards  # with a block's own
+
+
+def test_a_frozen_base_is_sharded_in_the_dtype_that_it_was_loaded_in(tmp_path: Path) -> None:
+    """FSDP's policy casts gathered weights (``param_dtype``); Accelerate 1.13 and later casts no frozen shards."""
+    path = tmp_path / "a.json"
+    for dtype, width in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
+        half = dtype == "float16"
+        data = {"bf16": not half, "fp16": half, "dtype": dtype, "use_peft": True, "fsdp": True, "loss_type": "nll"}
+        path.write_text(json.dumps({**data, "output_dir": "x", "fsdp_config": {"version": 2}}))
+        estimate = check(str(path), gpus=8)
+        (frozen,) = [term.bytes for term in estimate.terms if term.name == "frozen weights"]
+        assert abs(frozen - width * 6_738_415_616 // 8) < 2**20
+        assert estimate.strategy.precision.startswith("fp16" if half else "bf16")
+
+
 def test_the_launcher_decides_what_runs_the_ranks() -> None:
     told = {"trl_fsdp1.yaml": "hf", "cp.yaml": "fsdp2", "multi_gpu.yaml": "ddp", "trl_zero3.yaml": "deepspeed"}
     for name, framework in told.items():
@@ -432,7 +464,7 @@ def resolved(plan: dict[str, Any]) -> dict[str, Any] | None:
     if sharded:
         fields["strategy.reduce_dtype"] = "bf16" if plan["precision"] != "fp32" else "fp32"
         if plan["whole"] and plan["global_batch"] > plan["micro_batch"] * plan["gpus"]:
-            fields["strategy.whole_accumulation"] = True
+            fields["strategy.whole_accumulation"] = plan["framework"] != "hf"  # which has no_sync by itself
     impl = {"adamw": "fused", "adafactor": "loop", "sgd-momentum": "foreach"}.get(plan["optimizer"])
     kept = {key: value for key, value in plan.items() if key != "whole"}
     if sharded and plan["precision"] == "bf16-mixed":
