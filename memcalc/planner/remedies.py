@@ -258,8 +258,9 @@ def instead_of_tight(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -
         if here and not here[0].strategy.offload and "offload" not in job.request.given:
             pinned, request = pinned.pinned(offload=()), request.with_options(offload="none")
         search = Search(pinned, fewest, request)
-        whole = [WHOLE] if fewest > 1 and defaults.is_frozen(job.request) and "framework" not in search.given else []
-        yield from (answer for answer in _of_group(search, [*search.free, *whole]) if answer.verdict == "fits")
+        copied = fewest > 1 and defaults.is_frozen(job.request) and "framework" not in search.given
+        changes = [*search.free, *([WHOLE] if copied else [])]
+        yield from (answer for answer in _of_group(search, changes) if answer.verdict == "fits")
 
 
 def instead_of_slow(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...], share: float) -> Iterator[Nearest]:

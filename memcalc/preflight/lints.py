@@ -215,14 +215,19 @@ def logits_stored(ctx: LintContext) -> Findings:
 def accumulates_whole(estimate: Estimate) -> bool:
     """Whether gradients of sharded weights are reduced after a step's last micro-batch alone, and whole until then."""
     plan = estimate.strategy
-    whole = habits_of(plan.framework).whole_accumulation if plan.whole_accumulation is None else plan.whole_accumulation
-    return whole and plan.zero >= 2 and plan.dp > 1 and estimate.workload.accumulation_steps > 1
+    usual, stated = habits_of(plan.framework).whole_accumulation, plan.whole_accumulation
+    return (
+        (usual if stated is None else stated)
+        and plan.zero >= 2
+        and plan.dp > 1
+        and estimate.workload.accumulation_steps > 1
+    )
 
 
 def gathers_again(ctx: LintContext) -> Findings:
     """Sharded parameters are gathered for every micro-batch, and gradients stay whole between them."""
-    whole = "trainer" in ctx.job.engines and accumulates_whole(ctx.estimate) and not ctx.strategy.lora
-    if whole and ctx.estimate.verdict != "fits":
+    unreduced = "trainer" in ctx.job.engines and accumulates_whole(ctx.estimate) and not ctx.strategy.lora
+    if unreduced and ctx.estimate.verdict != "fits":
         size = _gib(ctx.estimate.components.gradients)
         message = f"no_sync keeps gradients whole between micro-batches: {size} per GPU"
         hint = "accelerator_config gradient_accumulation_kwargs sync_each_batch: true"
