@@ -247,17 +247,23 @@ def _settled(name: str, framework: str, keywords: dict[str, Any]) -> dict[str, A
     """What a format's framework settles of a job where nothing is said of it, so that plans are of what then runs."""
     form = get_format(name)
     launched = framework.partition("@")[0] == "fsdp2" and form.launched
+    half = launched and not _has_bf16(keywords)
     if keywords.get("lora"):
-        narrow = {"strategy.reduce_dtype": "bf16"} if launched and form.over_adapters.get("autocast") else {}
-        return {**form.over_adapters, "settings": {**form.settles, **form.over_adapters.get("settings", {}), **narrow}}
+        scaled = {"autocast": True} if half else {}  # the switch that scales the loss is the one of autocast
+        over = {**form.over_adapters, **scaled}
+        narrow = {"strategy.reduce_dtype": "bf16"} if launched and over.get("autocast") else {}
+        return {**over, "settings": {**form.settles, **over.get("settings", {}), **narrow}}
     stated = {"precision", "autocast"} & _given(keywords).keys()
     if not launched or stated:
         return {"settings": dict(form.settles)}
     # Accelerate 1.15, accelerator.py (prepare_model) and utils/dataclasses.py (set_mixed_precision of its plugin)
-    gpu = catalog.gpu(str(keywords["gpu"]), tuple(keywords.get("preset_dirs") or ()))
-    dtype = "bf16" if gpu.supports("bf16") else "fp16"
-    precision = dtype if dtype == "bf16" and not form.casts_shards else f"{dtype}-mixed"
+    precision = "fp16-mixed" if half else "bf16-mixed" if form.casts_shards else "bf16"
     return {"precision": precision, "autocast": True, "settings": {**form.settles, "strategy.reduce_dtype": "bf16"}}
+
+
+def _has_bf16(keywords: dict[str, Any]) -> bool:
+    gpu = catalog.gpu(str(keywords["gpu"]), tuple(keywords.get("preset_dirs") or ()))
+    return gpu.supports("bf16")
 
 
 def _framework_of(name: str, keywords: dict[str, Any]) -> str:

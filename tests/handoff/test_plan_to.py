@@ -48,6 +48,10 @@ def test_adapters_of_a_gpu_without_bf16_are_planned_and_written_in_fp16() -> Non
         said = json.loads(done.files[Path("training_args.json")])
         assert (said["fp16"], said["bf16"], said["dtype"]) == (True, False, "float16")
         assert (plan.strategy.autocast, done.notes) == (True, ())
+    (plan,) = plan_to("trainer", top=1, **(job | {"gpu": "v100-16g", "gpus": 2, "quantize": None})).plans
+    done = write_plan(plan, "trainer", None, ())
+    assert (plan.strategy.autocast, plan.strategy.reduce_dtype) == (True, "bf16")
+    assert not [note for note in done.notes if "what runs has" in note]
 
 
 def test_the_first_plan_that_a_format_says_is_not_told_apart_from_one_that_it_does_not() -> None:
