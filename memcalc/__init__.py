@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from memcalc.differences import diff
     from memcalc.handoff import export, load, save
     from memcalc.posttraining import rl
-    from memcalc.posttraining.ladder import ladder_rl
     from memcalc.posttraining.plans import plan_rl
+    from memcalc.posttraining.steps import ladder_rl
     from memcalc.preflight import check
     from memcalc.probe.calibrate import calibrate
     from memcalc.probe.guard import guard, lightning_callback, trainer_callback
@@ -59,7 +59,7 @@ _HOMES = {
     "check": "preflight",
     "diff": "differences",
     "page": "report.page",
-    "ladder_rl": "posttraining.ladder",
+    "ladder_rl": "posttraining.steps",
     "plan_rl": "posttraining.plans",
     "rl": "posttraining",
     "serve": "serving",

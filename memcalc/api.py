@@ -19,8 +19,7 @@ from memcalc.planner.as_is import check_mixers, check_recorded
 from memcalc.planner.defaults import width_warnings
 from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
-from memcalc.planner.job import PlanJob
-from memcalc.planner.record import flat_options, pinned, record_of, split_options
+from memcalc.planner.job import PlanJob, flat_options, pinned, record_of, split_options
 from memcalc.planner.request import check_words, positive
 from memcalc.specs.job import Largest, Smallest
 from memcalc.specs.options import BATCHING
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from memcalc.planner.limit_grid import LimitJob
     from memcalc.planner.request import Request
     from memcalc.planner.varying import JobLengths
+    from memcalc.results.changes import Ladder
     from memcalc.results.estimates import Estimate
-    from memcalc.results.ladder import Ladder
     from memcalc.results.plans import Inverse, Plans
     from memcalc.specs.hardware import GPU
     from memcalc.specs.job import JobRecord

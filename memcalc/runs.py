@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
 from memcalc.errors import AbsentError, CombinationError, FileError, InputError, UnknownNameError
+from memcalc.files import array_of_tables
 from memcalc.specs import runs as specs
 from memcalc.specs.flat import flat_of
 from memcalc.specs.runs import RunsFile
-from memcalc.toml_text import array_of_tables
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

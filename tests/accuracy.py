@@ -19,6 +19,7 @@ from memcalc.api import load_model
 from memcalc.catalog import reserve, step_time
 from memcalc.errors import MemcalcError
 from memcalc.evidence import words_of
+from memcalc.files import array_of_tables
 from memcalc.report import Report, render
 from memcalc.report.accuracy import ERROR_COLUMNS, error_cells, validation_report
 from memcalc.report.tables import Block, Column, Document, Line, Table
@@ -30,7 +31,6 @@ from memcalc.specs.model import Model
 from memcalc.specs.runs import Run, RunsFile
 from memcalc.specs.step_time import Kind, KindErrors, Reserve
 from memcalc.terms.overhead import KINDS
-from memcalc.toml_text import array_of_tables
 from memcalc.units import signed
 from memcalc.validation import Presets, model_of, summary_of, validate
 

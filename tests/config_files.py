@@ -10,9 +10,8 @@ from memcalc.convert.config import Config
 from memcalc.convert.document import parse_document
 from memcalc.convert.formats import get_format, render_config
 from memcalc.convert.formats.base import ConfigJob
-from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.job import estimate_merged, read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.results.estimates import Estimate
 
 FOLDER = Path(__file__).parent / "configs"

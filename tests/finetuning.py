@@ -13,9 +13,8 @@ from memcalc.convert.config import Config
 from memcalc.convert.document import parse_document, read_document
 from memcalc.convert.formats.base import recognise
 from memcalc.frameworks import habits_of
-from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.job import estimate_merged, read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.results.estimates import Estimate
 from memcalc.runs import read_runs
 from memcalc.specs.runs import Run

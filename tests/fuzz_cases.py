@@ -15,8 +15,7 @@ import fuzz_readers
 
 from memcalc.convert.formats import base
 from memcalc.specs.options import COMMAND_LINE, OPTIONS
-from memcalc.specs.posttraining import RL_OPTIONS, TRAINING
-from memcalc.specs.serving import ENGINE_OPTIONS
+from memcalc.specs.posttraining import ENGINE_OPTIONS, RL_OPTIONS, TRAINING
 from memcalc.specs.strategy import FRAMEWORKS
 from memcalc.specs.strict import Option
 from memcalc.ui.answers import REQUESTS

@@ -28,8 +28,8 @@ from memcalc.convert.document import Document, read_document
 from memcalc.convert.formats import base
 from memcalc.convert.shell import read_script
 from memcalc.errors import MemcalcError
+from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 
 CONFIGS = Path(__file__).with_name("configs")
 FORMATS_FOLDER = Path(base.__file__).parent

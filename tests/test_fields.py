@@ -21,9 +21,9 @@ from memcalc.api import single
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.frameworks.habits import Bucket, Habits
 from memcalc.grid import Grid
+from memcalc.planner.budget import pools_of
 from memcalc.planner.costs import limits
 from memcalc.planner.occasions import occasions_of
-from memcalc.planner.offload_memory import pools_of
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp, Norm
 from memcalc.specs.hardware import GPU, MemoryTier, Node
 from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, ShortConvolution

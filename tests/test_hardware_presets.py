@@ -15,7 +15,7 @@ import memcalc
 from memcalc import catalog
 from memcalc.cli.app import app
 from memcalc.errors import FileError, InputError, MemcalcError, UnknownNameError
-from memcalc.planner.offload_memory import capacity
+from memcalc.planner.budget import capacity
 from memcalc.specs.hardware import GPU, Node
 from memcalc.terms.overhead import workspaces_of
 from memcalc.units import GIB

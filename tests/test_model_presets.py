@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memcalc import catalog
-from memcalc.convert.formats.transformers_model import sizes
+from memcalc.convert.formats.trainer_writer import sizes
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.errors import InputError, MemcalcError, UnknownNameError
 from memcalc.specs.block import MixtureOfExperts

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.batches.lengths import Lengths, parse_lengths
-from memcalc.batches.packing import best_fit_decreasing, first_fit, micro_batches_of, parts_of
+from memcalc.batches.lengths import Lengths, best_fit_decreasing, first_fit, micro_batches_of, parse_lengths, parts_of
 from memcalc.errors import CombinationError
 
 if TYPE_CHECKING:

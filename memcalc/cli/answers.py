@@ -1,4 +1,4 @@
-"""Commands that answer for one job: plans, an estimate, its terms, a page.
+"""Commands that answer for one job: plans, an estimate, its terms, a page of them, and the page on which it is changed.
 
 Each parses, makes one library call, and renders; what it returns is the exit code.
 """
@@ -6,6 +6,7 @@ Each parses, makes one library call, and renders; what it returns is the exit co
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,12 +21,15 @@ from memcalc.cli.options import (
     PRESETS,
     TIMELINE,
     free,
+    given,
     model_or_module,
     with_model,
 )
 from memcalc.cli.output import destination, draw, picture_targets
 from memcalc.cli.registry import command
 from memcalc.cli.serving import post_training, refuse_post_training, rl_plans, rl_report
+from memcalc.errors import InputError
+from memcalc.units import parse_count
 
 SEARCH = "Search"
 """The panel of options that say what is searched, and how."""
@@ -225,3 +229,47 @@ def report_(
         return code
     refuse_post_training(options)
     return plans.report(plan, **given, options=options)
+
+
+_Port = Annotated[str, typer.Option(metavar="N", help="The port; the next free one where it is taken.")]
+_NoOpen = Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")]
+
+
+@command("To share", free, post_training)
+def ui(*, port: _Port = "8765", no_open: _NoOpen = False, **options: Any) -> int:
+    """Open a page with controls on which the bar moves while you drag; its address holds the job.
+
+    Served to this machine alone, under 127.0.0.1; options are what it opens with.
+    """
+    from memcalc.ui.app import serve
+
+    serve(_link(options), port=_number(port), opens=not no_open, announce=_announce)
+    return 0
+
+
+def _announce(address: str) -> None:
+    typer.echo(f"memcalc ui at {address} (Ctrl-C stops)")
+
+
+def _number(port: str) -> int:
+    number = parse_count(port, "port")
+    if not 0 < number < 65536:
+        raise InputError("port", port, "must be a whole number from 1 to 65,535")
+    return number
+
+
+def _link(options: dict[str, Any]) -> str:
+    """Return what the page's address holds; a model's own file goes with it."""
+    from memcalc.ui.link import LinkedJob
+
+    keywords = given(options)
+    keywords.pop("preset_dirs")
+    settings = keywords.pop("settings")
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in keywords.items()}
+    path = Path(texts.get("model", ""))
+    if path.suffix != ".json" and not (path / "config.json").is_file():
+        return LinkedJob(texts, settings).text()
+    from memcalc.convert.document import read_text
+
+    config = read_text(path if path.suffix == ".json" else path / "config.json")
+    return LinkedJob({name: value for name, value in texts.items() if name != "model"}, settings, config).text()

@@ -220,7 +220,7 @@ _Rows = Annotated[str, typer.Option(metavar="N", rich_help_panel="Output", help=
 def sweep(file: _File, *, jobs: _Jobs = None, scheduler: _Scheduler = None, top: _Rows = "20", **options: Any) -> int:
     """Estimate or plan many jobs into one table (.csv, .json, .jsonl or .parquet). Resumes after an interruption."""
     from memcalc.report.progress import bar
-    from memcalc.report.sweep import report
+    from memcalc.report.rows import report
 
     output, force = options.pop("output"), bool(options.pop("force"))
     target = destination({"output": None, "force": None, "format": options["format"]})

@@ -146,14 +146,12 @@ def picture_targets(options: dict[str, Any], *names: str) -> dict[str, Path]:
     return paths
 
 
-def draw(pictures: dict[str, Path], modules: dict[str, str], result: Any) -> None:
-    """Draw the pictures that were asked for, each by its module of :mod:`memcalc.report.charts`."""
-    from importlib import import_module
-
+def draw(pictures: dict[str, Path], charts: dict[str, str], result: Any) -> None:
+    """Draw the pictures that were asked for, each as a chart of :mod:`memcalc.report.charts`."""
     for name, path in pictures.items():
-        from memcalc.report.charts import save
+        from memcalc.report.charts import chart_of, save
 
-        save(import_module(f"memcalc.report.charts.{modules[name]}").chart(result), path)
+        save(chart_of(charts[name], result), path)
 
 
 def _write(path: Path, text: str) -> None:

@@ -41,7 +41,7 @@ def nodes(name: _Name = None, search: _Search = None, **options: Any) -> int:
 
 def show(kind: str, name: str | None, search: str | None, options: dict[str, Any]) -> int:
     """List the presets of a `kind`, or show the one called `name`; return the exit code."""
-    from memcalc.report import presets as report
+    from memcalc.report import rows as report
 
     target = destination(options)
     dirs = tuple(options["preset_dir"] or ())

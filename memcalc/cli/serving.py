@@ -29,7 +29,7 @@ PLACES = frozenset({"model", "gpu", "gpus", "node", "tp", "pp"})
 
 def engine() -> tuple[Shared, ...]:
     """Return the options that say an engine, read from their tables when the command is built."""
-    from memcalc.specs.serving import ENGINE_OPTIONS
+    from memcalc.specs.posttraining import ENGINE_OPTIONS
 
     shared = (option for option in job() if option.name in PLACES)
     return (*shared, *(Shared.of(option) for option in ENGINE_OPTIONS))
@@ -125,8 +125,7 @@ def rl_report(
     options: dict[str, Any],
 ) -> int | None:  # fmt: skip
     """Write the page of a job of post-training; return the exit code, None where neither file nor words say one."""
-    from memcalc.handoff.review import roles_of
-    from memcalc.handoff.saved import load_roles
+    from memcalc.handoff.review import load_roles, roles_of
     from memcalc.report.page import markup
     from memcalc.report.page.roles import role_page, said_of
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memcalc.convert.counted import COUNTED, COUNTED_PARTS
-from memcalc.convert.huggingface_branches import BRANCHES
 from memcalc.convert.huggingface_keys import Flat, Keys
+from memcalc.convert.huggingface_stacks import BRANCHES, TOWERS
 from memcalc.convert.huggingface_table import ENCODERS
-from memcalc.convert.huggingface_towers import TOWERS
 from memcalc.convert.vision_language import DECODERS, VISION_LANGUAGE, read
 from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.specs.flat import flat_of, from_flat

@@ -9,22 +9,28 @@ What decides about OWNER/NAME, the first that has it:
 
 A repository that the table knows to be unlike every preset is looked for in the cache alone. A model
 that was recorded with torch is a file of its own kind, read and written here.
+
+In the cache `models--OWNER--NAME/refs/REVISION` leads to `snapshots/COMMIT/config.json`: the layout of huggingface_hub
+2.4.0 (file_download.py, ``try_to_load_from_cache``; constants.py). Only the one repository is looked at, no folder is
+listed, and nothing is downloaded or written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc import catalog
 from memcalc.errors import FileError, InputError
+from memcalc.files import asks, regular
 from memcalc.preset_names import HubEntry, is_hub_id, key, stored_as
 
 if TYPE_CHECKING:
-    from memcalc.convert.hub_cache import Snapshot
     from memcalc.specs.model import Model
 
 
@@ -67,7 +73,6 @@ def named_model(name: str, preset_dirs: Sequence[str] = ()) -> NamedModel:
     path, is_json = Path(name), name.endswith(".json")
     if is_json or (not name.endswith(".toml") and _is_directory(path)):
         from memcalc.convert.huggingface import read_model
-        from memcalc.convert.named_model import is_recorded, read_recorded
 
         return NamedModel(read_recorded(path) if is_json and is_recorded(path) else read_model(name))
     if not is_hub_id(name) or path.exists():
@@ -76,7 +81,6 @@ def named_model(name: str, preset_dirs: Sequence[str] = ()) -> NamedModel:
 
 
 def _of_hub(name: str, preset_dirs: Sequence[str]) -> NamedModel:
-    from memcalc.convert.hub_cache import MAIN, snapshot_of
 
     hub_id, _, revision = name.partition("@")
     pinned = revision not in ("", MAIN)
@@ -177,3 +181,82 @@ def recorded_text(model: Model) -> str:
     """The text of the file."""
     data = model.model_dump(mode="json", exclude_defaults=True)
     return json.dumps({"schema": SCHEMA, "model": data}, separators=(",", ":")) + "\n"
+
+
+MAIN = "main"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,199}", re.ASCII)
+_LONGEST_REF = 100
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One commit of a repository, as it was downloaded."""
+
+    config: Path
+    """Its config.json."""
+    commit: str
+    """Which commit."""
+
+
+def cache_folders(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """The folders that hold downloaded repositories, each once.
+
+    That of ``TRANSFORMERS_CACHE`` is read by Transformers before version 5 (utils/hub.py), after the Hub's own.
+
+    >>> [str(folder) for folder in cache_folders({"HF_HOME": "/hf", "TRANSFORMERS_CACHE": "/tf"})]
+    ['/hf/hub', '/tf']
+    """
+    base = environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = _expanded(environ.get("HF_HOME", f"{base}/huggingface"), environ)
+    older = environ.get("HUGGINGFACE_HUB_CACHE", str(home / "hub"))
+    folders = [_expanded(environ.get("HF_HUB_CACHE", older), environ)]
+    if environ.get("TRANSFORMERS_CACHE"):
+        folders.append(_expanded(environ["TRANSFORMERS_CACHE"], environ))
+    yield from dict.fromkeys(folders)
+
+
+def snapshot_of(hub_id: str, environ: Mapping[str, str] = os.environ) -> Snapshot | None:
+    """The snapshot that a cache has of OWNER/NAME or OWNER/NAME@REVISION; None where no cache knows the repository.
+
+    Raises :class:`memcalc.errors.FileError` where a repository is there, and no config.json of the revision.
+    """
+    name, _, revision = hub_id.partition("@")
+    torn = None
+    for folder in cache_folders(environ):
+        repository = folder / "--".join(("models", *name.split("/")))
+        try:
+            if asks(repository.is_dir):
+                return _snapshot(repository, revision or MAIN)
+        except FileError as error:
+            torn = torn or error
+    if torn is not None:
+        raise torn
+    return None
+
+
+def _snapshot(repository: Path, revision: str) -> Snapshot:
+    if not _REVISION.fullmatch(revision):
+        raise FileError("Hub cache", str(repository), "a revision is a branch, a tag or a commit")
+    commit = revision
+    ref = repository / "refs" / revision
+    if asks(ref.is_file):
+        with regular(ref) as stream:
+            commit = stream.read(_LONGEST_REF).decode("ascii", "replace").strip()
+        if not _COMMIT.fullmatch(commit):
+            raise FileError("Hub cache", str(ref), "it holds no commit: download the model again")
+    elif not _COMMIT.fullmatch(commit):
+        allowed = f"it has no revision {revision}: download that, or give one as OWNER/NAME@COMMIT"
+        raise FileError("Hub cache", str(repository), allowed)
+    config = repository / "snapshots" / commit / "config.json"
+    if not asks(config.is_file):
+        allowed = f"its revision {revision} has no config.json: download the model again, or give the path of one"
+        raise FileError("Hub cache", str(repository), allowed)
+    return Snapshot(config, commit)
+
+
+def _expanded(name: str, environ: Mapping[str, str]) -> Path:
+    """A path with variables filled in, and a leading ~ as the home of these variables."""
+    text = re.sub(r"\$\{?(\w+)\}?", lambda variable: environ.get(variable[1], variable[0]), name)
+    home = environ.get("HOME")
+    return Path(home + text[1:]) if home and (text == "~" or text.startswith("~/")) else Path(text).expanduser()

@@ -13,8 +13,8 @@ from memcalc.differences.inputs import DiffInput, Given, read_inputs, text_of
 from memcalc.differences.roles import RlGiven, diff_roles
 from memcalc.errors import InputError, MemcalcError
 from memcalc.planner.finalists import One, unchecked_warnings
-from memcalc.planner.record import flat_options, split_options
-from memcalc.results.diff import Diff, DiffComponents, DiffCost, DiffFigures, DiffSide, DiffStep, DiffTerm
+from memcalc.planner.job import flat_options, split_options
+from memcalc.results.changes import Diff, DiffComponents, DiffCost, DiffFigures, DiffSide, DiffStep, DiffTerm
 from memcalc.results.estimates import Estimate, StepTime
 from memcalc.results.posttraining import RlDiff
 from memcalc.specs.job import command_line, render

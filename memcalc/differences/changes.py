@@ -11,9 +11,9 @@ from memcalc import api
 from memcalc.differences.inputs import DiffInput
 from memcalc.errors import MemcalcError
 from memcalc.planner.answer import scalar, strategy_of
-from memcalc.planner.record import split_options
+from memcalc.planner.job import split_options
 from memcalc.preflight.names import bare
-from memcalc.results.diff import DiffField, Value
+from memcalc.results.changes import DiffField, Value
 from memcalc.specs.adapters import Lora
 from memcalc.specs.hardware import Node
 from memcalc.specs.model import Model

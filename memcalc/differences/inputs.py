@@ -13,12 +13,12 @@ from memcalc.errors import FileError, InputError, MissingError, UnknownNameError
 from memcalc.files import there
 from memcalc.handoff.saved import chosen, dirs_of, load, record_from
 from memcalc.planner.answer import strategy_of
-from memcalc.planner.record import flat_options, split_options, value_text
+from memcalc.planner.job import flat_options, split_options, value_text
 from memcalc.planner.request import boolean, flag
+from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
+from memcalc.results.changes import SideKind
 from memcalc.results.check import Check
-from memcalc.results.diff import SideKind
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan, Plans, SavedPlan
 from memcalc.specs.job import JobRecord

@@ -14,13 +14,22 @@ from memcalc.differences.inputs import Given, file_names, is_options, schema_of,
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
 from memcalc.files import there
 from memcalc.handoff.saved import record_from
-from memcalc.planner.record import split_options
+from memcalc.planner.job import split_options
 from memcalc.planner.sentences import split_words
 from memcalc.posttraining.figures import Figures
-from memcalc.posttraining.ladder import FLAGS, KNOWN
-from memcalc.posttraining.steps import PLACES, State, fields_between, job_of, state_of, step_of, step_samples
+from memcalc.posttraining.steps import (
+    FLAGS,
+    KNOWN,
+    PLACES,
+    State,
+    fields_between,
+    job_of,
+    state_of,
+    step_of,
+    step_samples,
+)
+from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
 from memcalc.results.posttraining import Rl, RlDiff, RlPlan, RlPlans, RlStep
 from memcalc.specs.job import JobRecord, render

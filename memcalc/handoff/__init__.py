@@ -13,8 +13,8 @@ from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.files import output_path, replacing, write_folder
 from memcalc.handoff.saved import chosen, dirs_of, load, save, saved_plan
 from memcalc.handoff.written import PASSED, Exported, anchored, first_written, formats_of, known_format, write_plan
+from memcalc.planner.job import with_query
 from memcalc.planner.plans import pareto_ranks, replace_rank
-from memcalc.planner.record import with_query
 from memcalc.results.plans import Nearest, Plan, Plans, SavedPlan
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.options import BY_NAME

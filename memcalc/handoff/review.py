@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc import api
+from memcalc.convert.document import parse_document, read_text
 from memcalc.errors import InputError, MissingError
 from memcalc.evidence import evidence_for
-from memcalc.handoff.saved import dirs_of, estimate_of
+from memcalc.handoff.saved import dirs_of, estimate_of, record_from
 from memcalc.posttraining import rl_again
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plans, Review, SavedPlan
@@ -43,6 +45,16 @@ def review_of(
     command = command_line(answer.job, "report", "--estimate")
     given = _without(_texts(answer.job), answer.assumptions)
     return _review("strategy", answer, given=given, searched={}, command=command)
+
+
+def load_roles(path: str) -> Rl | RlPlans | None:
+    """Read an answer about post-training that ``--format json`` wrote; None where the file is of something else."""
+    text = read_text(Path(path))
+    data = parse_document(Path(path), text, "json").data
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema == "memcalc.rl/1":
+        return record_from(Rl, path, text)
+    return record_from(RlPlans, path, text) if schema == "memcalc.rl-plans/1" else None
 
 
 def roles_of(answer: Rl | RlPlans, rank: int | str | None = None) -> tuple[Rl, RlPlans | None]:

@@ -16,10 +16,9 @@ from memcalc.convert.formats.tuning import ANY_FORM
 from memcalc.errors import CombinationError, MemcalcError
 from memcalc.files import replacing, scratch
 from memcalc.frameworks import habits_of
-from memcalc.planner.record import pinned, split_options, value_text
-from memcalc.preflight.job import estimate_merged
+from memcalc.planner.job import pinned, split_options, value_text
+from memcalc.preflight.job import estimate_merged, read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.specs.job import render
 from memcalc.specs.options import BATCHING, BY_NAME, OPTIONS, WORDS
 

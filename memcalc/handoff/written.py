@@ -12,7 +12,7 @@ from memcalc.api import load_model
 from memcalc.convert.document import parse_document
 from memcalc.convert.formats import FORMATS_OF, Format, get_format, render_config
 from memcalc.convert.formats.base import WRITABLE, ConfigJob
-from memcalc.convert.formats.transformers_model import hub_name
+from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.frameworks import habits_of
 from memcalc.handoff.round_trip import check_command

@@ -15,10 +15,20 @@ from memcalc.frameworks.capabilities import own_code
 from memcalc.grid import layout_of
 from memcalc.ledger import COMPONENTS, PHASES, Ledger, Term, add_up
 from memcalc.planner.as_is import notes_of
-from memcalc.planner.budget import activation_budget_of, outside_terms, recompute_warnings, reserve_terms
+from memcalc.planner.budget import (
+    NO_SWAPPER,
+    OffloadNeed,
+    activation_budget_of,
+    lacking,
+    lacks_nvme_swap,
+    offload_need,
+    outside_terms,
+    recompute_warnings,
+    reserve_terms,
+    shortages,
+)
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.idle import idle_warnings
-from memcalc.planner.offload_memory import NO_SWAPPER, OffloadNeed, lacking, lacks_nvme_swap, offload_need, shortages
 from memcalc.planner.stage_peaks import Peaks, at_stage, peaks_of
 from memcalc.results.estimates import (
     Budget,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import MemcalcError
 from memcalc.planner import axes
-from memcalc.planner.offload_memory import capacity
+from memcalc.planner.budget import capacity
 from memcalc.planner.ranking import Objective
 from memcalc.planner.search import Wanted
 from memcalc.planner.shortlist import any_idea, resident, shortlists

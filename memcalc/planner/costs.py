@@ -12,8 +12,8 @@ from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks.float8 import optimizer_alone
 from memcalc.grid import AXES, column
 from memcalc.ledger import Ledger, MaxOverStages, Tree, leaf, total
+from memcalc.planner.budget import pools_of
 from memcalc.planner.direct import free_of
-from memcalc.planner.offload_memory import pools_of
 from memcalc.planner.optimizers import width_without_zero
 from memcalc.planner.pipelines import rounds_fit
 from memcalc.terms import ModelOnGrid, overhead_of

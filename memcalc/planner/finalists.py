@@ -14,9 +14,9 @@ from memcalc.frameworks import grows_segments
 from memcalc.grid import Grid
 from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
+from memcalc.planner.budget import lacking, offload_need
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import asked_for, failing_beside, occasions_of, uncounted, with_beside, with_occasions
-from memcalc.planner.offload_memory import lacking, offload_need
 from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
 from memcalc.results.estimates import ExposedMessages, StepTime
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of

@@ -14,12 +14,12 @@ from memcalc.planner import request as rq
 from memcalc.planner.answer import estimate_of, hardware_facts, model_facts
 from memcalc.planner.direct import kinds, offload_of
 from memcalc.planner.finalists import time_of, unchecked_warnings
+from memcalc.planner.job import chosen_options, split_options, with_query
 from memcalc.planner.precision_modes import PRECISION_MODES, mode_of, precision_of, storage_of, usual_modes
 from memcalc.planner.recipe import AppliedRemedy, steps_of
-from memcalc.planner.record import chosen_options, split_options, with_query
 from memcalc.planner.sentences import split_words
+from memcalc.results.changes import Ladder, LadderReading, LadderStage
 from memcalc.results.estimates import Estimate, StepTime
-from memcalc.results.ladder import Ladder, LadderReading, LadderStage
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.options import FIELDS, FLAGS, RANK_DEGREES, WORDS
 from memcalc.terms import ModelOnGrid, overhead_of

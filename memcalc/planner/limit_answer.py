@@ -9,12 +9,12 @@ from typing import Any
 from memcalc._version import __version__
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner.answer import borrowed_by, components_of, hardware_facts, model_facts, scalar, strategy_of
+from memcalc.planner.budget import capacity, offload_need, unknown_to
 from memcalc.planner.defaults import smaller_losses
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.finalists import time_of, unchecked_warnings
+from memcalc.planner.job import strategy_record
 from memcalc.planner.limit_grid import BATCH, LimitJob, SimulatedLimit
-from memcalc.planner.offload_memory import capacity, offload_need, unknown_to
-from memcalc.planner.record import strategy_record
 from memcalc.planner.sentences import code_warnings
 from memcalc.results.names import component_name, phase_name
 from memcalc.results.plans import CurvePoint, Fit, Inverse, Miss, PlanPeak

@@ -15,10 +15,10 @@ from memcalc.frameworks.capability import SPLITS
 from memcalc.ledger import Ledger, computed
 from memcalc.planner import axes, defaults
 from memcalc.planner import request as rq
+from memcalc.planner.budget import capacity, pools_of
 from memcalc.planner.costs import legal, safe_limits
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import with_beside
-from memcalc.planner.offload_memory import capacity, pools_of
 from memcalc.planner.request import batch_of, in_tokens, tokens_of
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
 from memcalc.specs.options import DEGREES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.planner.answer import scalar
-from memcalc.planner.offload_memory import capacity
+from memcalc.planner.budget import capacity
 from memcalc.planner.stage_peaks import at_stage
 from memcalc.results.details import Occasion, OccasionPart
 from memcalc.terms.build import build_ledger

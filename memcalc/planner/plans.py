@@ -14,16 +14,15 @@ from memcalc.errors import InputError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import axes
 from memcalc.planner.answer import FSDP_1, borrowed_by, hardware_facts, is_deprecated, model_facts, scalar, strategy_of
-from memcalc.planner.budget import recompute_warnings
+from memcalc.planner.budget import NO_SWAPPER, capacity, lacks_nvme_swap, offload_need, recompute_warnings, unknown_to
 from memcalc.planner.choice import FEW, Choice, chosen, searched_strategies, simplest, with_batches
 from memcalc.planner.costs import even_over_chunks
 from memcalc.planner.defaults import sequence_length
 from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
+from memcalc.planner.job import strategy_record
 from memcalc.planner.occasions import asked_for, occasions_of, uncounted
-from memcalc.planner.offload_memory import NO_SWAPPER, capacity, lacks_nvme_swap, offload_need, unknown_to
 from memcalc.planner.ranking import Objective, ObjectiveName
 from memcalc.planner.recipe import recipe, remedies
-from memcalc.planner.record import strategy_record
 from memcalc.planner.remedies import instead_of_offload, instead_of_slow, instead_of_tight, nearest
 from memcalc.planner.request import one_of, positive
 from memcalc.planner.search import Wanted

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from memcalc.errors import CombinationError
 from memcalc.planner.defaults import check_precision, precisions_for
-from memcalc.results.ladder import Kind, Storage
+from memcalc.results.changes import Kind, Storage
 
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits, Widths

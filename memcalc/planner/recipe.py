@@ -14,7 +14,7 @@ from memcalc.planner.axes import offloads_of
 from memcalc.planner.choice import FASTEST_ONLY
 from memcalc.planner.direct import policies
 from memcalc.planner.finalists import SimulatedPlan, finalist
-from memcalc.planner.record import value_text
+from memcalc.planner.job import value_text
 from memcalc.planner.request import MICRO_BATCHES, flag
 from memcalc.results.plans import RecipeStep, Remedy
 from memcalc.specs.options import DEGREES

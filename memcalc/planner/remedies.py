@@ -15,10 +15,10 @@ from memcalc.frameworks.capabilities import own_code
 from memcalc.frameworks.habits import rewritten
 from memcalc.planner import defaults
 from memcalc.planner.as_is import check_mixers, check_recorded
+from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
-from memcalc.planner.offload_memory import offload_need, unknown_to
-from memcalc.planner.record import strategy_record, value_text
+from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.sentences import is_soon_searched
 from memcalc.results.plans import Nearest, Plan, RemedyGroup

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner.answer import components_of, strategy_of
+from memcalc.planner.budget import offload_need, shortages
 from memcalc.planner.choice import best_plan
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.finalists import SimulatedPlan, single_grid, single_ledger, time_of
 from memcalc.planner.occasions import failing_beside
-from memcalc.planner.offload_memory import offload_need, shortages
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.stage_peaks import stage_peaks
 from memcalc.results.names import component_name, phase_name

@@ -21,9 +21,8 @@ from memcalc.errors import (
     UnknownFormatError,
     UnmodelledError,
 )
-from memcalc.preflight.job import MergedJob, estimate_merged
+from memcalc.preflight.job import ENDINGS, MergedJob, estimate_merged, read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import ENDINGS, read_files
 from memcalc.preflight.roles import answer, check_counted
 from memcalc.results.check import (
     Check,

@@ -15,10 +15,9 @@ from memcalc.convert.edits import edit_document, edit_parts
 from memcalc.convert.formats import get_format
 from memcalc.convert.formats.base import ConfigJob, Format, config_changes
 from memcalc.errors import MemcalcError
-from memcalc.preflight.job import MergedJob, estimate_merged
+from memcalc.preflight.job import MergedJob, estimate_merged, read_files
 from memcalc.preflight.lints import accumulates_whole
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.results.check import CheckEdit, CheckFix
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan

@@ -16,10 +16,10 @@ from typing import Any
 from memcalc import api, catalog
 from memcalc.convert.config import Config, Finding, Severity
 from memcalc.errors import MemcalcError
-from memcalc.formulas.occasions import joined_outputs_bytes
+from memcalc.formulas.activations import joined_outputs_bytes
 from memcalc.frameworks import habits_of
+from memcalc.planner.budget import capacity
 from memcalc.planner.choice import NEARLY
-from memcalc.planner.offload_memory import capacity
 from memcalc.preflight.job import MergedJob
 from memcalc.results.details import Occasion
 from memcalc.results.estimates import Estimate

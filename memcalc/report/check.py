@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.report import plan_words
 from memcalc.report.estimate import answer_of, bar_of, cache_of, components_of, length_lines, occasion_lines, warned
-from memcalc.report.step_time import rate_range
+from memcalc.report.plan_words import rate_range
 from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, facts, gib, header, made, said
 from memcalc.results.check import Check, CheckedFile, CheckFinding, CheckFix
 from memcalc.results.names import component_name, phase_name

@@ -7,10 +7,9 @@ from dataclasses import replace
 from math import floor, log10
 
 from memcalc.report.estimate import MOODS, head_of
-from memcalc.report.plan_words import strategy_words
-from memcalc.report.step_time import part_name, speed, time_lines
+from memcalc.report.plan_words import part_name, speed, strategy_words, time_lines
 from memcalc.report.tables import Block, Code, Column, Line, Report, Table, gib, header, in_one_row, made, said
-from memcalc.results.diff import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
+from memcalc.results.changes import Diff, DiffCost, DiffFigures, DiffSide, DiffStep
 from memcalc.results.names import component_name, phase_name
 from memcalc.results.posttraining import RlStep
 from memcalc.units import GIB, format_count, signed

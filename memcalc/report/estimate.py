@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memcalc.report import plan_words
-from memcalc.report.step_time import time_lines
+from memcalc.report.plan_words import time_lines
 from memcalc.report.tables import Bar, Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
 from memcalc.results.details import LengthFacts, Occasion
 from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Estimate, TermFacts, Verdict, flushed

@@ -20,7 +20,7 @@ from memcalc.report.estimate import (
     terms,
     warned,
 )
-from memcalc.report.step_time import parts_table, stands_on
+from memcalc.report.plan_words import parts_table, stands_on
 from memcalc.report.tables import Block, Branch, Leaf, Line, Report, Table, Tree, header, made, percent
 from memcalc.results.estimates import Components, Estimate, TermFacts
 from memcalc.results.names import component_name, phase_name, phase_range

@@ -7,8 +7,7 @@ from typing import Any
 
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS, briefly, warned
-from memcalc.report.plan_words import assumed, fewest_line, strategy_words
-from memcalc.report.step_time import speed
+from memcalc.report.plan_words import assumed, fewest_line, speed, strategy_words
 from memcalc.report.tables import (
     Block,
     Code,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memcalc.report.estimate import MOODS, briefly, warned
 from memcalc.report.plan_words import assumed
-from memcalc.report.step_time import speed as rate_of
+from memcalc.report.plan_words import speed as rate_of
 from memcalc.report.tables import (
     Bars,
     BarsRow,
@@ -25,8 +25,8 @@ from memcalc.report.tables import (
     said,
     trimmed,
 )
+from memcalc.results.changes import Ladder, LadderReading, LadderStage
 from memcalc.results.estimates import StepTime
-from memcalc.results.ladder import Ladder, LadderReading, LadderStage
 from memcalc.results.names import phase_name
 from memcalc.specs.job import command_line
 from memcalc.units import format_count

@@ -12,7 +12,7 @@ from memcalc.convert.named_model import is_recorded
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
 from memcalc.report.plan_tables import data, recipe_blocks, remedy_blocks, short
-from memcalc.report.step_time import speed
+from memcalc.report.plan_words import speed
 from memcalc.report.tables import (
     MOST,
     Block,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memcalc.report.palette import COMPONENTS, SERIES, Glyphs, printable
-from memcalc.report.step_time import UNMET
+from memcalc.report.plan_words import UNMET
 from memcalc.report.tables import Block, Branch, Leaf, Line, Table, Tree
 
 ROWS = 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from memcalc.results.diff import DiffField
+from memcalc.results.changes import DiffField
 from memcalc.results.estimates import Answer, HardwareFacts, ModelFacts, Verdict, schema
 from memcalc.specs.job import JobRecord
 from memcalc.specs.strict import Frozen

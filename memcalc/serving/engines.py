@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError, UnmodelledError
 from memcalc.planner.request import boolean, flag, one_of
-from memcalc.specs.serving import ENGINE_OPTIONS, ENGINE_WORDS, EngineInputs
+from memcalc.specs.posttraining import ENGINE_OPTIONS, ENGINE_WORDS, EngineInputs
 from memcalc.terms.parameters import refuse_counted
 from memcalc.units import GIB, MIB, parse_bytes, parse_count, parse_tokens
 

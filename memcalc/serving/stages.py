@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from memcalc.specs.hardware import GPU
     from memcalc.specs.model import Model
-    from memcalc.specs.serving import EngineInputs
+    from memcalc.specs.posttraining import EngineInputs
 
 
 # Weights of one rank of an engine, by pipeline stage and as they are stored.

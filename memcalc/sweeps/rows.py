@@ -18,7 +18,7 @@ from memcalc import api
 from memcalc._version import __version__
 from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
 from memcalc.files import OutputError, output_path, plain_cell, replacing
-from memcalc.planner.record import value_text
+from memcalc.planner.job import value_text
 from memcalc.planner.request import batch_of, check_words, in_tokens
 from memcalc.specs.job import SETTING, Mode
 from memcalc.sweeps.space import PRESETS

@@ -17,7 +17,7 @@ import numpy as np
 from memcalc import api, calibrations, catalog
 from memcalc._version import __version__
 from memcalc.errors import AbsentError, InputError, UnknownNameError
-from memcalc.planner.record import value_text
+from memcalc.planner.job import value_text
 from memcalc.planner.request import check_words
 from memcalc.specs.job import SETTING, Mode, Sweep, SweepSettings, Value
 from memcalc.specs.options import WORDS

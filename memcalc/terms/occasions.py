@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.occasions import joined_outputs_bytes, key_value_bytes, waiting_outputs_bytes
+from memcalc.formulas.activations import joined_outputs_bytes, key_value_bytes, waiting_outputs_bytes
 from memcalc.formulas.optimizer_states import shard
 from memcalc.frameworks.habits import EVALUATION_BATCH, READS, WRITES
 from memcalc.ledger import PHASES, Ledger, Term, add_up

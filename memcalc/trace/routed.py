@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from memcalc.specs.block import Mlp
 from memcalc.trace import ops
 from memcalc.trace.activation_steps import activation
-from memcalc.trace.folded import DOWN, INNER, Stacks, routed_by, router_weight, stacks
 from memcalc.trace.layers import BlockConfig, linear
+from memcalc.trace.stacked_experts import DOWN, INNER, Stacks, routed_by, router_weight, stacks
 from memcalc.trace.tape import Grads, Kind, Leaf, Size, Tape, Tensor
 
 if TYPE_CHECKING:

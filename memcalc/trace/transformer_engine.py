@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.trace import ops
 from memcalc.trace.checkpoint import WithoutOutput, checkpoint, discarding
-from memcalc.trace.grouped_experts import experts
 from memcalc.trace.layers import norm
 from memcalc.trace.parallel_linear import column_parallel, normalised_linear, row_parallel
+from memcalc.trace.stacked_experts import experts
 from memcalc.trace.tape import Grads, Kind, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:

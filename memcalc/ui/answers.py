@@ -212,7 +212,7 @@ def _fit(text: str) -> Reply:
 def _compare(text: str) -> Reply:
     """What is different between two jobs, and what it costs."""
     from memcalc.differences import diff
-    from memcalc.planner.record import flat_options
+    from memcalc.planner.job import flat_options
 
     sides = parse_qs(text, keep_blank_values=True)
     first, second = (parse_link(sides.get(side, [""])[0]) for side in "ab")

@@ -23,7 +23,7 @@ from memcalc.batches import (
     padded,
     sorted_by_length,
 )
-from memcalc.batches.packing import balanced, best_fit_decreasing, first_fit, micro_batches_of, parts_of, workload
+from memcalc.batches.lengths import balanced, best_fit_decreasing, first_fit, micro_batches_of, parts_of, workload
 from memcalc.errors import CombinationError
 
 DATA = st.lists(st.integers(1, 300), min_size=1, max_size=80)

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from memcalc import api, catalog
-from memcalc.convert import hub_cache
-from memcalc.convert.hub_cache import cache_folders, snapshot_of
-from memcalc.convert.named_model import named_model
+from memcalc.convert.named_model import cache_folders, named_model, snapshot_of
 from memcalc.errors import FileError, InputError, MemcalcError, MissingError, UnknownNameError
 from memcalc.preflight.names import model_named
 from memcalc.terms.parameters import model_count
@@ -140,7 +138,7 @@ def test_a_second_cache_is_looked_at(cache: Cache, tmp_path: Path, monkeypatch: 
 def test_a_presets_own_name_and_the_table_stay_what_they_are(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("meta-llama/Llama-2-7b-hf", "Qwen/QwQ-32B"):
         cache.snapshot(name)
-    monkeypatch.setattr(hub_cache, "snapshot_of", lambda *_: pytest.fail("the cache was read"))
+    monkeypatch.setattr("memcalc.convert.named_model.snapshot_of", lambda *_: pytest.fail("the cache was read"))
     assert named_model("meta-llama/Llama-2-7b-hf").model.name == "llama-2-7b"
     assert named_model("Qwen/QwQ-32B").model.name == "qwen2.5-32b"
     assert named_model("7b").model.name == "llama-2-7b"

@@ -19,9 +19,9 @@ import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import InputError, MissingError
 from memcalc.report import render
-from memcalc.report.charts.diff import chart
+from memcalc.report.charts.changes import diff_chart
 from memcalc.report.diff import headline, report, signed
-from memcalc.results.diff import Diff, DiffCost
+from memcalc.results.changes import Diff, DiffCost
 from memcalc.results.estimates import Estimate
 from memcalc.units import GIB
 
@@ -395,7 +395,7 @@ def test_the_line_that_reproduces_it_does(shown: Diff) -> None:
 
 def test_the_chart_draws_what_the_steps_say(shown: Diff) -> None:
     figure = Figure(figsize=(9, 5))
-    chart(shown).draw(figure)
+    diff_chart(shown).draw(figure)
     (axes,) = figure.axes
     assert axes.get_xlim()[0] == 0
     assert "[GiB]" in axes.get_xlabel()

@@ -22,10 +22,9 @@ from memcalc.cli.app import app
 from memcalc.convert.formats.base import WRITABLE, ConfigJob
 from memcalc.errors import CombinationError, FileError, InputError, MemcalcError, MissingError, UnknownNameError
 from memcalc.handoff import exported, plan_to
-from memcalc.handoff.fallback import steps
-from memcalc.handoff.saved import estimate_of, saved_plan
+from memcalc.handoff.saved import estimate_of, saved_plan, steps
 from memcalc.handoff.written import launch
-from memcalc.planner.record import pinned
+from memcalc.planner.job import pinned
 from memcalc.preflight import check
 from memcalc.results.plans import Plans, SavedPlan
 

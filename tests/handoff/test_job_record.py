@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import MemcalcError, MissingError
-from memcalc.planner.record import as_option
+from memcalc.planner.job import as_option
 from memcalc.specs.job import JobRecord, command_line, render
 
 PACKAGE = Path(memcalc.__file__).parent

@@ -23,11 +23,11 @@ import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, InputError, UnknownNameError
 from memcalc.report import render
-from memcalc.report.charts.ladder import chart
+from memcalc.report.charts.changes import ladder_chart
 from memcalc.report.ladder import bars_of, end_of, parts_of, report
 from memcalc.report.tables import Document, Report
 from memcalc.report.terminal import draw
-from memcalc.results.ladder import Ladder, LadderReading, LadderStage
+from memcalc.results.changes import Ladder, LadderReading, LadderStage
 from memcalc.units import GIB
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ladder.md"
@@ -331,7 +331,7 @@ def test_every_format_has_the_same_figures() -> None:
 
 def test_the_chart_draws_the_components_from_zero() -> None:
     found = known("small")
-    picture = chart(found)
+    picture = ladder_chart(found)
     for size in (picture.size, picture.narrow):
         figure = Figure(figsize=size)
         picture.draw(figure)

@@ -14,8 +14,7 @@ from memcalc.api import single
 from memcalc.batches import parse_lengths
 from memcalc.errors import CombinationError
 from memcalc.events import step_events
-from memcalc.events.varying import varying_events
-from memcalc.planner.varying import on_shape
+from memcalc.planner.varying import on_shape, varying_events
 from memcalc.terms import ModelOnGrid, build_ledger
 from memcalc.terms.overhead import Workspaces
 

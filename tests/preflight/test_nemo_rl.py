@@ -14,8 +14,8 @@ from memcalc.convert.document import parse_document
 from memcalc.convert.formats.nemo_rl import resolved
 from memcalc.errors import InputError, MissingError, ObjectiveError
 from memcalc.posttraining import rl
+from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
 
 GRPO = """\

@@ -12,8 +12,8 @@ import pytest
 
 from memcalc.errors import CombinationError, MissingError, ObjectiveError
 from memcalc.posttraining import rl
+from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
 
 AXOLOTL = """\

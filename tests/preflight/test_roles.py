@@ -16,8 +16,8 @@ import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import InputError, MissingError, ObjectiveError
 from memcalc.preflight import check, check_estimate
+from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.preflight.roles import role_words
 from memcalc.results.posttraining import Rl, RlDiff
 

@@ -22,6 +22,7 @@ import memcalc
 from memcalc import calibrations, catalog, validation
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.files import array_of_tables, pairs
 from memcalc.journal import Progress
 from memcalc.probe.calibrate import overheads, rows
 from memcalc.probe.calibrate.fit import calibrated, calibration_text, check_fitted
@@ -32,7 +33,6 @@ from memcalc.specs.calibration import Calibration
 from memcalc.specs.runs import Run, RunsFile
 from memcalc.terms import ModelOnGrid
 from memcalc.timing import rates_for, step_times
-from memcalc.toml_text import array_of_tables, pairs
 from memcalc.units import GIB, MIB
 
 GPU = "a100-80g"

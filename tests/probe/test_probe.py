@@ -36,7 +36,7 @@ from memcalc.journal import SUFFIX as JOURNAL
 from memcalc.probe.live import steps as live
 from memcalc.probe.live.cuda_like import cuda_like
 from memcalc.probe.live.step_models import build
-from memcalc.probe.measure import driver, environment, planning, process, smi, suite, worker
+from memcalc.probe.measure import driver, environment, planning, process, smi, suite
 from memcalc.probe.measure.environment import Environment
 from memcalc.probe.measure.planning import Planned, Target, plan_jobs, run_without_figures
 from memcalc.probe.measure.process import ProbeJob
@@ -459,13 +459,13 @@ def test_a_rank_that_fails_tells_of_it(tmp_path: Path, monkeypatch: pytest.Monke
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return {"run": {}}
 
-    monkeypatch.setattr(worker, "_function", lambda _: maybe)
-    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
-    assert worker.main([str(job), str(result)]) == 1
+    monkeypatch.setattr(process, "_function", lambda _: maybe)
+    monkeypatch.setattr(process, "_end_with_parent", lambda: None)
+    assert process.main([str(job), str(result)]) == 1
     assert json.loads(result.read_text())["outcome"] == "oom"
     result.unlink()
     job.write_text(json.dumps({"kind": "step", "fails": False}))
-    assert worker.main([str(job), str(result)]) == 0
+    assert process.main([str(job), str(result)]) == 0
     assert not result.exists(), "of ranks that succeed the first writes alone"
 
 
@@ -482,8 +482,8 @@ def test_out_of_memory_is_told_from_a_crash(error: Exception, outcome: str, monk
     def fails(_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(worker, "_function", lambda _: fails)
-    result = worker.result_of({"kind": "step"})
+    monkeypatch.setattr(process, "_function", lambda _: fails)
+    result = process.result_of({"kind": "step"})
     assert (result["ok"], result["outcome"]) == (False, outcome)
 
 

@@ -23,7 +23,7 @@ from memcalc.ledger import COMPONENTS as NAMES
 from memcalc.ledger import PHASES
 from memcalc.planner.timelines import Recorder
 from memcalc.report import charts as pictures
-from memcalc.report.charts import Chart, estimate, inverse, plan, timeline
+from memcalc.report.charts import Chart, estimate, inverse, plan
 from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
 from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import groups_of
@@ -67,7 +67,7 @@ def widest() -> Any:
 
 @pytest.fixture(scope="module")
 def charts(fits: Any, plans: Any, widest: Any) -> list[Chart]:
-    return [estimate.chart(fits), timeline.chart(fits), plan.chart(plans), inverse.chart(widest)]
+    return [estimate.chart(fits), estimate.timeline_chart(fits), plan.chart(plans), inverse.chart(widest)]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def others(staged: Any, too_large: Any) -> list[Chart]:
     )
     several = memcalc.plan(model="llama-2-7b", gpu="a100-80g", global_batch=64, top=20)
     return [
-        estimate.chart(too_large), timeline.chart(too_large), timeline.chart(staged), inverse.chart(fewest),
-        plan.chart(nothing), plan.chart(several),
+        estimate.chart(too_large), estimate.timeline_chart(too_large), estimate.timeline_chart(staged),
+        inverse.chart(fewest), plan.chart(nothing), plan.chart(several),
     ]  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def test_the_bar_of_a_gpu_has_the_components_of_the_estimate(job: str, request: 
 def test_phases_are_drawn_by_component_and_add_up(staged: Any) -> None:
     """Each stage's phases: the sums are the published figures of the peak's stage, and each stage's own peak."""
     assert {p: sum(s.values()) for p, s in staged.stages[staged.peak.stage].phases.items()} == staged.phases
-    found = parts(drawn(timeline.chart(staged)))
+    found = parts(drawn(estimate.timeline_chart(staged)))
     for stage in staged.stages:
         assert list(stage.phases) == list(PHASES)
         assert (
@@ -185,7 +185,7 @@ def test_a_curve_is_what_the_allocator_holds(job: str, request: pytest.FixtureRe
         forwards = [part.micro_batch for part in line.parts if part.phase == "forward-last"]
         assert forwards == list(range(line.micro_batches))
         assert line.parts[-1].phase == "step"
-        curve = parts(drawn(timeline.chart(result)))[f"curve-{line.stage}-allocated"]
+        curve = parts(drawn(estimate.timeline_chart(result)))[f"curve-{line.stage}-allocated"]
         assert [size * GIB for size in curve.get_ydata()] == pytest.approx(line.allocated)
 
 
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_drawn_without_a_limit_and_says_so(too_large: Any) 
     (line,) = too_large.timeline
     assert not line.limited
     assert line.peak_reserved > too_large.budget.usable
-    assert "does not fit" in timeline.chart(too_large).alt
+    assert "does not fit" in estimate.timeline_chart(too_large).alt
     said = [text.get_text() for text in drawn(estimate.chart(too_large)).findobj(mpl.text.Text)]
     missing = (too_large.peak.device - too_large.budget.capacity) / GIB
     assert f"over by {missing:.2f} GiB" in said
@@ -228,7 +228,7 @@ def test_where_no_allocator_is_replayed_the_phases_are_drawn_alone() -> None:
     words = {**SMALL, "framework": "deepspeed@2021-01", "precision": "fp16-mixed", "zero": 2, "gpus": 2}
     result = memcalc.estimate(timeline=True, **words)
     assert [line.events for line in result.timeline] == [0]
-    figure = drawn(timeline.chart(result))
+    figure = drawn(estimate.timeline_chart(result))
     assert any("no curve" in text.get_text() for text in figure.axes[1].texts)
     assert "stage-0-loss-activations" in parts(figure)
 

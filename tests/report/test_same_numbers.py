@@ -106,10 +106,8 @@ def ends(found: Estimate) -> tuple[int, int]:
 
 def chart_of(name: str, answer: Any) -> tuple[Any, str, dict[str, str]]:
     """Return a chart's figure as it was drawn, its SVG, and the tips of its parts."""
-    from importlib import import_module
-
     figures: list[Any] = []
-    chart = import_module(f"memcalc.report.charts.{name}").chart(answer)
+    chart = charts.chart_of(name, answer)
 
     def draw(figure: Any) -> None:
         figures.append(figure)

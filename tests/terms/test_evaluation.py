@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import memcalc
-from memcalc.formulas.occasions import key_value_bytes
+from memcalc.formulas.activations import key_value_bytes
 from memcalc.results.details import Occasion
 
 VOCAB, LENGTH, BATCH = 3000, 16, 2

@@ -23,7 +23,7 @@ from memcalc.formulas.offload import pinned_bytes
 from memcalc.grid import Grid, Layout
 from memcalc.ledger import computed
 from memcalc.planner.axes import repeats
-from memcalc.planner.offload_memory import pools_of
+from memcalc.planner.budget import pools_of
 from memcalc.planner.search import Wanted, search
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memcalc import catalog
-from memcalc.convert.formats.transformers_model import sizes
+from memcalc.convert.formats.trainer_writer import sizes
 from memcalc.formulas import parameters
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model

@@ -6,8 +6,7 @@ from typing import Any
 
 from memcalc.convert.formats.base import ConfigJob, key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
-from memcalc.convert.formats.trainer_writer import accumulated, galore, require_decoder
-from memcalc.convert.formats.transformers_model import hub_name, layer_names
+from memcalc.convert.formats.trainer_writer import accumulated, galore, hub_name, layer_names, require_decoder
 from memcalc.convert.formats.tuning import DECAY, FLASH
 from memcalc.frameworks import habits_of
 from memcalc.specs.adapters import lora_of

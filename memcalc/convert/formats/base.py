@@ -16,9 +16,9 @@ from memcalc.catalog import read_toml
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_document, write_yaml
 from memcalc.errors import CombinationError, UnknownFormatError, UnknownNameError
+from memcalc.files import document_text
 from memcalc.frameworks.capabilities import capabilities_of, needs_of
 from memcalc.specs.strategy import Strategy
-from memcalc.toml_text import document_text
 
 if TYPE_CHECKING:
     from memcalc.results.estimates import Estimate

@@ -19,8 +19,7 @@ from memcalc import catalog
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document, KeyPath, Span
 from memcalc.convert.formats.base import ConfigJob, Format
-from memcalc.convert.formats.trainer_writer import no_script
-from memcalc.convert.formats.transformers_model import sizes
+from memcalc.convert.formats.trainer_writer import no_script, sizes
 from memcalc.convert.formats.tuning import DECAY, set_decay
 from memcalc.errors import FileError, MemcalcError
 from memcalc.formulas.recompute import parse_policy

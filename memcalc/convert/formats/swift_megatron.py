@@ -17,7 +17,7 @@ from memcalc.convert.formats.megatron_flags import KEYS, Flags
 from memcalc.convert.formats.megatron_strategy import run_flags, set_float8, set_states, set_time
 from memcalc.convert.formats.preferences import refuse_preferences
 from memcalc.convert.formats.swift import check_task
-from memcalc.convert.formats.transformers_model import hub_name
+from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.errors import ObjectiveError
 from memcalc.specs.adapters import lora_of
 

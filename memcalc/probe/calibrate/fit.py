@@ -10,6 +10,7 @@ import numpy as np
 from memcalc import catalog, validation
 from memcalc._version import __version__
 from memcalc.errors import MemcalcError, MissingError
+from memcalc.files import array_of_tables, pairs
 from memcalc.journal import Listener, Progress
 from memcalc.probe.calibrate import overheads, reserves
 from memcalc.probe.calibrate.rows import (
@@ -39,7 +40,6 @@ from memcalc.probe.calibrate.times import (
 from memcalc.results.probe import Calibrated, CalibratedFigure
 from memcalc.specs.calibration import Calibration, FittedConstant, Gain, Left, Residual
 from memcalc.terms.overhead import figure_of, sizes_of, workspaces_of
-from memcalc.toml_text import array_of_tables, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

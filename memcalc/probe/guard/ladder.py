@@ -52,7 +52,7 @@ class Ladder:
 
         Each can be exported, where the plan that was saved can.
         """
-        from memcalc.handoff.fallback import is_smaller
+        from memcalc.handoff.saved import is_smaller
 
         smaller = [
             plan for plan in self.steps if plan.peak.device < now.peak.device and _is_reachable(now, plan, allowed)
@@ -84,7 +84,7 @@ class Ladder:
 
     def restarts(self, now: Plan) -> Iterator[tuple[int, Plan]]:
         """The fallbacks that are clearly smaller than the plan in force, with their numbers."""
-        from memcalc.handoff.fallback import is_smaller
+        from memcalc.handoff.saved import is_smaller
 
         for number, plan in enumerate(self.saved.fallback, 1):
             if is_smaller(plan, now):
@@ -127,8 +127,7 @@ def ladder_of(plan: Given, preset_dirs: Iterable[str] = (), *, live: bool = True
 
     Raises :class:`memcalc.errors.CombinationError` for a plan whose micro-batches do not make up its global batch.
     """
-    from memcalc.handoff.fallback import steps
-    from memcalc.handoff.saved import dirs_of, estimate_of
+    from memcalc.handoff.saved import dirs_of, estimate_of, steps
 
     folders = tuple(preset_dirs)
     saved = opened(plan, folders)

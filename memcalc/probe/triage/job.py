@@ -104,8 +104,8 @@ def _configured(
 ) -> TriageJob:
     """A job from its own files; what ``memcalc check`` would edit is a change that is proved already."""
     from memcalc.preflight import check_estimate
+    from memcalc.preflight.job import read_files
     from memcalc.preflight.merge import merge
-    from memcalc.preflight.read_files import read_files
 
     given = {name: value for name, value in options.items() if value is not None}
     answer = check_estimate(paths, settings=settings, preset_dirs=preset_dirs, **given)

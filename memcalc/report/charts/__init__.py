@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ _LOOK = {
     "svg.hashsalt": "memcalc",
     "pdf.fonttype": 42,
 }
+_APART = {"diff": "changes:diff_chart", "ladder": "changes:ladder_chart", "timeline": "estimate:timeline_chart"}
+"""Module and function of the charts that have no module of their own name."""
 _FONTS = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
 
 
@@ -76,6 +79,13 @@ class Chart:
     """Inches on a narrow screen, which gets a drawing of its own: words that shrink with a picture cannot be read."""
     tips: Mapping[str, str] = field(default_factory=dict)
     """By the id that ``draw`` gave a part with ``set_gid``, what is shown where a pointer rests on it."""
+
+
+def chart_of(name: str, answer: Any) -> Chart:
+    """Return the chart of an answer that is called so; only what draws it is imported."""
+    module, _, function = _APART.get(name, f"{name}:chart").partition(":")
+    chart: Chart = getattr(import_module(f"memcalc.report.charts.{module}"), function)(answer)
+    return chart
 
 
 def target_of(option: str, name: str, force: bool) -> Path:

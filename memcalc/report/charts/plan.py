@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memcalc.report.charts import Chart
 from memcalc.report.charts.parts import LIMIT, Placed, heading, is_narrow, legend, line_key, patch_key, place
 from memcalc.report.palette import INK, SERIES
-from memcalc.report.step_time import rate_range
+from memcalc.report.plan_words import rate_range
 from memcalc.report.tables import gib
 from memcalc.specs.options import DEGREES
 from memcalc.units import GIB, format_count

@@ -10,8 +10,7 @@ from memcalc._version import __version__
 from memcalc.report.page import head, markup, sections
 from memcalc.report.page.markup import Html, begun, cell, code, el, facts, join, section, table
 from memcalc.report.page.sections import breakdown, step
-from memcalc.report.plan_words import strategy_words
-from memcalc.report.step_time import time_facts
+from memcalc.report.plan_words import strategy_words, time_facts
 from memcalc.report.tables import Table, gib
 from memcalc.results.names import component_name, phase_name
 from memcalc.results.plans import Plan, Plans, Review

@@ -14,10 +14,10 @@ from memcalc.report.page import markup
 from memcalc.report.page.head import gpu_bar, verdict_title
 from memcalc.report.page.markup import Html, begun, cell, el, join, table
 from memcalc.report.page.sections import breakdown
-from memcalc.report.step_time import time_lines
+from memcalc.report.plan_words import time_lines
 from memcalc.report.tables import Line, Table, gib, percent
+from memcalc.results.changes import Diff
 from memcalc.results.check import Check
-from memcalc.results.diff import Diff
 from memcalc.results.estimates import Answer, Estimate
 from memcalc.results.plans import Nearest, Plan, Plans
 from memcalc.specs.job import JobRecord

@@ -7,7 +7,6 @@ import hashlib
 import html
 import re
 from functools import cache
-from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
@@ -228,10 +227,10 @@ def chart(name: str, answer: Estimate | Plans | Rl) -> Html:
     """Return the chart of a kind of answer in a frame; nothing without something to draw with."""
     if not draws():
         return Html("")
-    from memcalc.report.charts import responsive
+    from memcalc.report.charts import chart_of, responsive
 
-    drawn = import_module(f"memcalc.report.charts.{name}").chart(answer)
-    return el("figure", Html(_PATH.sub(lambda path: shortened(path[0]), responsive(drawn))), class_="chart")
+    drawn = responsive(chart_of(name, answer))
+    return el("figure", Html(_PATH.sub(lambda path: shortened(path[0]), drawn)), class_="chart")
 
 
 def shortened(path: str) -> str:

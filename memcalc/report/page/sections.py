@@ -10,7 +10,7 @@ from memcalc.evidence import words_of
 from memcalc.report.accuracy import in_percent
 from memcalc.report.estimate import inputs_of, sized
 from memcalc.report.page.markup import Html, cell, code, el, facts, join, section, swatch, table
-from memcalc.report.step_time import time_facts
+from memcalc.report.plan_words import time_facts
 from memcalc.report.tables import Column, gib, header, percent
 from memcalc.results.details import Evidence
 from memcalc.results.estimates import Estimate, OffGpuTerm, TermFacts

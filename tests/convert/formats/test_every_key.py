@@ -20,7 +20,7 @@ from memcalc.convert.config import Config, ConfigReader, split_key
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import get_format, key_table
 from memcalc.errors import MemcalcError
-from memcalc.preflight.read_files import read_files
+from memcalc.preflight.job import read_files
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FOLDERS = {

@@ -29,10 +29,9 @@ from memcalc.errors import CombinationError, InputError, MemcalcError, MissingEr
 from memcalc.handoff import exported
 from memcalc.handoff.saved import saved_plan
 from memcalc.preflight import check
-from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.job import estimate_merged, read_files
 from memcalc.preflight.merge import merge
 from memcalc.preflight.names import preset_like
-from memcalc.preflight.read_files import read_files
 from memcalc.results.estimates import Estimate
 from memcalc.specs.flat import from_flat
 from memcalc.specs.runs import Run

@@ -15,8 +15,8 @@ import pytest
 import memcalc
 from memcalc.convert.config import Config
 from memcalc.errors import InputError, MissingError, ObjectiveError
+from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 
 HERE = finetuning.CONFIGS / "swift"
 PLAIN = {

@@ -27,9 +27,8 @@ from memcalc.convert.formats.torchtitan_keys import CURRENT, FLAVORS, REMOVED, S
 from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError, ObjectiveError
 from memcalc.preflight import check
-from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.job import estimate_merged, read_files
 from memcalc.preflight.merge import merge
-from memcalc.preflight.read_files import read_files
 from memcalc.results.estimates import Estimate
 from memcalc.specs.runs import Run
 from memcalc.validation import Presets, card_of, predict
@@ -365,7 +364,7 @@ def launched(tmp_path: Path, line: str) -> dict[str, Any]:
     script.write_text(line)
     found = flag_document(script, line, read_script(line).commands[0].tokens)
     config = read(found)
-    from memcalc.preflight.read_files import _References
+    from memcalc.preflight.job import _References
 
     reader = _References({}, (), set())
     reader.take(found, "torchtitan")
@@ -397,7 +396,7 @@ def test_flags_apply_to_a_file_that_was_given_before(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_text((CONFIGS / "llama3_8b.toml").read_text())
     line = "torchtitan --job.config_file train.toml --training.local_batch_size 4"
-    from memcalc.preflight.read_files import _References
+    from memcalc.preflight.job import _References
 
     reader = _References({}, (), set())
     reader.read(path, None)

@@ -344,7 +344,7 @@ def test_deepspeeds_optimizer_goes_first_and_its_values_must_match(tmp_path: Pat
     trainer.write_text('{"output_dir": "x", "bf16": true, "optim": "adamw_bnb_8bit", "deepspeed": "ds.json"}')
     table = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": "auto"}, "optimizer": {"type": "AdamW"}}
     (tmp_path / "ds.json").write_text(json.dumps({**table, "zero_optimization": {"stage": 2}}))
-    from memcalc.preflight.read_files import read_files
+    from memcalc.preflight.job import read_files
 
     job = merge(read_files([str(trainer)]), {**JOB, "gpus": 8})
     assert job.options["optimizer"] == "adamw"

@@ -8,7 +8,7 @@ import pytest
 
 from memcalc import catalog
 from memcalc.convert.formats.base import ConfigJob
-from memcalc.convert.formats.transformers_model import layer_names, sizes
+from memcalc.convert.formats.trainer_writer import layer_names, sizes
 from memcalc.convert.formats.tuning import targets_of
 from memcalc.errors import CombinationError
 from memcalc.frameworks import habits_of
