@@ -434,7 +434,7 @@ CHOICES = {
     "TowerEnds": {"patch"},
     "Habits": {
         "name", "zero", "lacks", "schedules", "fork_schedules", "fork", "even_chunks", "expandable_segments",
-        "float8", "kernels",
+        "float8", "kernels", "autocasts_half",
         "optimizer_impl", "adapters_follow_base", "casts_adapters", "splits_packed", "expert_modules", "own_code",
         "allocator", "shares_optimizer",
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
