@@ -22,7 +22,7 @@
   let scout = 0; // which look ahead is the latest
   let scouting = false;
 
-  // ------------------------------------------------------------------------------------------------------ asking
+  // Asking
   async function ask(request, text, signal) {
     let response;
     try {
@@ -77,7 +77,7 @@
     return follow();
   }
 
-  // ------------------------------------------------------------------------------------------------------ showing
+  // Showing
   function render(answer, link) {
     clear();
     if (shown !== answer) {
@@ -155,7 +155,7 @@
     if (box) box.textContent = problem.message;
   }
 
-  // ------------------------------------------------------------------------------------------------------ controls
+  // Controls
   function fill() {
     document.body.dataset.kind = job.get("algorithm") ? "roles" : "training";
     for (const field of all("[data-option]").filter(there)) {
@@ -246,7 +246,7 @@
     } else if (field.type !== "radio" || field.checked) put(field.dataset.option, field.value.trim());
   }
 
-  // ------------------------------------------------------------------------------------------------------ the address
+  // The address
   function address() {
     return `#${job}${pin ? `&pin=${encodeURIComponent(pin)}` : ""}`;
   }
@@ -278,7 +278,7 @@
     rest();
   }
 
-  // ------------------------------------------------------------------------------------------------------ at rest
+  // At rest
   function rest() {
     clearTimeout(resting);
     slow?.abort();
@@ -397,7 +397,7 @@
     }
   }
 
-  // ------------------------------------------------------------------------------------------------------ files
+  // Files
   async function dropped(files) {
     const texts = {};
     for (const file of files) {
@@ -436,7 +436,7 @@
     return changed();
   }
 
-  // ------------------------------------------------------------------------------------------------------ buttons
+  // Buttons
   function note(text) {
     byId("status").textContent = text;
     setTimeout(() => { byId("status").textContent = ""; }, 2500);
@@ -482,7 +482,7 @@
     else document.documentElement.dataset.theme = name;
   }
 
-  // ------------------------------------------------------------------------------------------------------ listening
+  // Listening
   const controls = byId("controls");
   controls.addEventListener("submit", event => event.preventDefault());
   controls.addEventListener("input", event => {
