@@ -36,6 +36,7 @@ class Operand:
     """An array over the axes of a grid."""
 
     array: Array
+    """Its values, of which each axis has all or one."""
 
     @property
     def shape(self) -> Shape:
@@ -56,9 +57,13 @@ class Operation:
     """What an operation makes of two arrays."""
 
     operation: Callable[[Array, Array], Array]
+    """What is done, element by element."""
     left: Tree
+    """The first array, or what makes it."""
     right: Tree
+    """The second, alike."""
     shape: Shape
+    """Length of each axis of the result."""
 
     def rows(self, chosen: Chosen) -> Array:
         """The result for some layouts."""
