@@ -29,8 +29,8 @@ PROGRAMS = {"megatron": "pretrain_gpt.py"}
 """Programs that are started with flags."""
 PASSED = {
     "megatron": (
-        "# Give it the rest: data, tokenizer, --lr and --train-iters; with --load also the weights' --rotary-base and "
-        "--norm-epsilon.\n"
+        "# Give it the rest: data, tokenizer, --lr and --train-iters; with --load also --rotary-base and "
+        "--norm-epsilon of the weights.\n"
         "# On random tokens: --mock-data --tokenizer-type NullTokenizer --lr 1e-5 --train-iters 10"
     )
 }
