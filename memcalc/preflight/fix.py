@@ -16,7 +16,7 @@ from memcalc.convert.formats import get_format
 from memcalc.convert.formats.base import ConfigJob, Format, config_changes
 from memcalc.errors import MemcalcError
 from memcalc.preflight.job import MergedJob, estimate_merged, read_files
-from memcalc.preflight.lints import accumulates_whole
+from memcalc.preflight.lints import whole_gradients
 from memcalc.preflight.merge import merge
 from memcalc.results.check import CheckEdit, CheckFix
 from memcalc.results.estimates import Estimate
@@ -80,7 +80,7 @@ def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str
     """The options that some file of the job can state, and the user did not pin, with the values that are tried."""
     choices: dict[str, tuple[Any, ...]] = {}
     for name in _EDITED:
-        if given.get(name) is not None or (name == WHOLE and not accumulates_whole(estimate)):
+        if given.get(name) is not None or (name == WHOLE and not whole_gradients(estimate)):
             continue
         for config in configs:
             values = get_format(config.format).choices

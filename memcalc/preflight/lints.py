@@ -212,24 +212,16 @@ def logits_stored(ctx: LintContext) -> Findings:
     yield ctx.finding(severity, "MC108", "loss", message, "a fused or chunked loss (Liger, cut cross-entropy)")
 
 
-def accumulates_whole(estimate: Estimate) -> bool:
-    """Whether gradients of sharded weights are reduced after a step's last micro-batch alone, and whole until then."""
-    plan = estimate.strategy
-    usual, stated = habits_of(plan.framework).whole_accumulation, plan.whole_accumulation
-    return (
-        (usual if stated is None else stated)
-        and plan.zero >= 2
-        and plan.dp > 1
-        and estimate.workload.accumulation_steps > 1
-    )
+def whole_gradients(estimate: Estimate) -> int:
+    """Bytes of gradients that stay whole between micro-batches, because a step's last one alone reduces them."""
+    return sum(term.bytes for term in estimate.terms if term.name.startswith("unsharded gradients of"))
 
 
 def gathers_again(ctx: LintContext) -> Findings:
     """Sharded parameters are gathered for every micro-batch, and gradients stay whole between them."""
-    unreduced = "trainer" in ctx.job.engines and accumulates_whole(ctx.estimate) and not ctx.strategy.lora
-    if unreduced and ctx.estimate.verdict != "fits":
-        size = _gib(ctx.estimate.components.gradients)
-        message = f"no_sync keeps gradients whole between micro-batches: {size} per GPU"
+    whole = whole_gradients(ctx.estimate) if "trainer" in ctx.job.engines and not ctx.strategy.lora else 0
+    if whole and ctx.estimate.verdict != "fits":
+        message = f"no_sync keeps gradients whole between micro-batches: {_gib(whole)} per GPU"
         hint = "accelerator_config gradient_accumulation_kwargs sync_each_batch: true"
         yield ctx.finding("warning", "MC109", "accumulation", message, hint)
     steps = ctx.estimate.workload.accumulation_steps

@@ -225,17 +225,22 @@ def _backward(tape: Tape, sizes: list[Size], of_heads: Size, states: Size) -> Gr
     return [q, k, v, steps, rates]
 
 
+def normalised_heads(tape: Tape, wide: Tensor, heads: int) -> Tensor:
+    """Each head over its root mean square, op by op, in fp32."""
+    square = ops.saves_input(tape, wide, "gated norm's square", temporaries=2)
+    variance = ops.mean(tape, square, "gated norm's variance", heads)
+    del square
+    rstd = ops.saves_output(tape, variance, "gated norm's rstd")
+    return ops.mul(tape, wide, rstd, "gated norm's normalised")
+
+
 def gated_norm(tape: Tape, x: Tensor, gate: Tensor, spec: GatedDeltaNet, setting: BlockConfig) -> Tensor:
     """An RMSNorm of each head times the SiLU of the gate, op by op, in fp32 but for the learned scale."""
     width, heads = x.size.width, spec.value_heads
     wide = ops.cast(tape, x, WIDE, "gated norm's fp32 copy")
     del x
-    square = ops.saves_input(tape, wide, "gated norm's square", temporaries=2)
-    variance = ops.mean(tape, square, "gated norm's variance", heads)
-    del square
-    rstd = ops.saves_output(tape, variance, "gated norm's rstd")
-    normalised = ops.mul(tape, wide, rstd, "gated norm's normalised")
-    del wide, rstd, variance
+    normalised = normalised_heads(tape, wide, heads)
+    del wide
     narrow = ops.cast(tape, normalised, width, "gated norm's normalised, cast")
     del normalised
     scaled = weighted(tape, narrow, Norm(), setting, "gated norm", heads)
@@ -355,12 +360,8 @@ def sigmoid_gated_norm(tape: Tape, x: Tensor, gate: Tensor, spec: DeltaAttention
     width, heads = x.size.width, spec.heads
     wide = ops.cast(tape, x, WIDE, "gated norm's fp32 copy")
     del x
-    square = ops.saves_input(tape, wide, "gated norm's square", temporaries=2)
-    variance = ops.mean(tape, square, "gated norm's variance", heads)
-    del square
-    rstd = ops.saves_output(tape, variance, "gated norm's rstd")
-    normalised = ops.mul(tape, wide, rstd, "gated norm's normalised")
-    del wide, rstd, variance
+    normalised = normalised_heads(tape, wide, heads)
+    del wide
     scaled = weighted(tape, normalised, STRICT, setting, "gated norm", heads)
     del normalised
     active = ops.saves_output(tape, ops.cast(tape, gate, WIDE, "gate, fp32"), "gate's sigmoid")

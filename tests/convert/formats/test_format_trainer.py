@@ -290,7 +290,10 @@ def test_gradients_that_no_sync_keeps_whole_are_named_and_sharded_by_an_edit(tmp
     path.write_text(json.dumps({**data, **batch, "output_dir": "x"}))
     answer = memcalc.check([str(path)], model="llama-2-7b", gpu="a100-40g", gpus=4)
     assert answer.verdict == "tight"
-    assert any(found.code == "MC109" and "no_sync" in found.message for found in answer.files[0].findings)
+    (said,) = (
+        found.message for found in answer.files[0].findings if found.code == "MC109" and "no_sync" in found.message
+    )
+    assert said.endswith(f"{2 * 6_738_415_616 / 2**30:.1f} GiB per GPU")  # of 16 bits each
     told = json.loads(answer.fixes[0].edits[0].text)
     assert told["accelerator_config"]["gradient_accumulation_kwargs"] == {"sync_each_batch": True}
     path.write_text(json.dumps(told))
