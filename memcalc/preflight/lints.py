@@ -219,9 +219,9 @@ def whole_gradients(estimate: Estimate) -> int:
 
 def gathers_again(ctx: LintContext) -> Findings:
     """Sharded parameters are gathered for every micro-batch, and gradients stay whole between them."""
-    whole = whole_gradients(ctx.estimate) if "trainer" in ctx.job.engines and not ctx.strategy.lora else 0
-    if whole and ctx.estimate.verdict != "fits":
-        message = f"no_sync keeps gradients whole between micro-batches: {_gib(whole)} per GPU"
+    unreduced = whole_gradients(ctx.estimate) if "trainer" in ctx.job.engines and not ctx.strategy.lora else 0
+    if unreduced and ctx.estimate.verdict != "fits":
+        message = f"no_sync keeps gradients whole between micro-batches: {_gib(unreduced)} per GPU"
         hint = "accelerator_config gradient_accumulation_kwargs sync_each_batch: true"
         yield ctx.finding("warning", "MC109", "accumulation", message, hint)
     steps = ctx.estimate.workload.accumulation_steps
