@@ -130,7 +130,12 @@ def autocast_keeps_fp32(ctx: LintContext) -> Findings:
         "a 16-bit model needs half and no copies"
     )
     severity: Severity = "warning" if ctx.estimate.verdict == "does-not-fit" else "note"
-    yield ctx.finding(severity, "MC101", _first(ctx, "mixed", "precision"), message, "load the weights in 16 bits")
+    hint = "load the weights in 16 bits"
+    if plan.precision.startswith("fp16"):  # whose gradients GradScaler refuses (MC119)
+        if not catalog.gpu(ctx.estimate.hardware.gpu, ctx.dirs).supports("bf16"):
+            return
+        hint = "bf16, with the weights loaded in it"
+    yield ctx.finding(severity, "MC101", _first(ctx, "mixed", "precision"), message, hint)
 
 
 def _first(ctx: LintContext, *options: str) -> str:

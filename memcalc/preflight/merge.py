@@ -14,6 +14,7 @@ from memcalc.planner.request import check_words
 from memcalc.preflight.by_model import fill_in, keep_images, keep_kernels, keep_targets, tell
 from memcalc.preflight.job import COMPARED, MergedJob
 from memcalc.preflight.names import gpu_named, model_named, preset_like
+from memcalc.preflight.precision import load_wider, set_precision
 from memcalc.preflight.roles import stand_in
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
@@ -51,12 +52,14 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     _framework(job)
     _refuse_both(job)
     _sharded(job)
-    _precision(job)
+    unscaled = set_precision(job)
     _mismatches(job, configs)
     _trimmed(job)
     tell(job, _folder(job), dirs, [config.document.path.name for config in configs])
     if "gpu" in job.origins:
         job.facts["gpu"] = gpu_named(job.facts["gpu"], dirs)
+    if unscaled:
+        load_wider(job, dirs)
     _replicas(job, dirs)
     if "model" in job.origins:
         job.facts["model"] = _model(job, dirs)
@@ -222,69 +225,6 @@ def _batch(job: MergedJob) -> None:
     job.options["global_batch"] = int(total)
 
 
-# ------------------------------------------------------------------------------------- what follows from the runtime
-
-# Accelerate 1.15: accelerator.py (prepare_model, no_sync), utils/fsdp_utils.py (fsdp2_prepare_model) and
-# utils/dataclasses.py (set_mixed_precision of both plugins). Transformers 5.23: trainer.py, integrations/deepspeed.py.
-# DeepSpeed 0.19: runtime/engine.py (_configure_distributed_model).
-
-
-def _precision(job: MergedJob) -> None:
-    """Say the precision: its name depends on the runtime.
-
-    FSDP under Accelerate keeps fp32 shards of what it trains, whatever they were loaded in, unless axolotl takes its
-    place, and computes and reduces in 16 bits; a frozen base stays as it was loaded. DeepSpeed casts all weights,
-    adapters too, and keeps an fp32 master. Else autocast runs over the weights as they are.
-    """
-    if job.options.get("precision") is not None or not {"mixed", "weights"} & set(job.facts):
-        return
-    mixed, weights = job.facts.get("mixed", "no"), _weights(job)
-    name = str(job.options.get("framework", "")).partition("@")[0]
-    fsdp = name in {"fsdp1", "fsdp2"} or (name == "hf" and int(job.options.get("zero", 0)) > 0)
-    if mixed == "no":
-        job.options["precision"] = weights
-    elif name == "deepspeed":
-        job.options["precision"] = f"{mixed}-mixed"
-    elif fsdp and not (job.options.get("lora") and weights != "fp32") and job.facts.get("casts_shards", True):
-        job.options["precision"] = f"{mixed}-mixed"
-        if job.options.get("lora"):
-            job.settings.setdefault("strategy.frozen_fp32", True)
-            _assumed(job)
-        if _accelerated(job):
-            job.options.setdefault("autocast", True)
-    elif weights == "fp32":
-        job.options["precision"] = f"{mixed}-autocast"
-        _assumed(job)
-    else:
-        job.options["precision"] = weights
-        job.options.setdefault("autocast", True)
-    if name == "fsdp2" and _accelerated(job) and mixed != "no":
-        _upcast(job)
-    if fsdp and _accelerated(job):
-        _reductions(job, narrow=mixed != "no" or weights != "fp32")
-
-
-def _upcast(job: MergedJob) -> None:
-    """Say which releases hold a frozen base in fp32: no file names the release that runs.
-
-    Accelerate v1.6.0 to v1.12.0 utils/fsdp_utils.py, fsdp2_prepare_model: ``model.to(torch.float32)``; since v1.13.0
-    (PR 3848) parameters that require a gradient alone. Quantised weights are left out since 1.14.
-    """
-    origin = next((name for name in ("mixed", "lora") if name in job.origins), None)
-    frozen = job.options.get("lora") and _weights(job) != "fp32" and job.options.get("quantize") in {None, "none"}
-    if origin is not None and frozen:
-        message = (
-            "Accelerate 1.6 to 1.12 casts the frozen weights to fp32 too, under FSDP 2 with mixed precision: 2 bytes "
-            "more for each, shared by the ranks. Counted is 1.13 and later, which casts only what is trained"
-        )
-        job.note("note", "MC004", origin, message, "upgrade accelerate to 1.13")
-
-
-def _accelerated(job: MergedJob) -> bool:
-    """Whether Accelerate wraps the model, as the Trainer lets it."""
-    return bool(job.facts.get("accelerated")) or "trainer" in job.engines
-
-
 def _sharded(job: MergedJob) -> None:
     """Say the stage of a runtime that shards over several GPUs and runs plainly on one; 16-bit weights reduce in 16."""
     stage = job.facts.get("sharded")
@@ -295,39 +235,6 @@ def _sharded(job: MergedJob) -> None:
         job.options["zero"] = int(stage) if several else 0
     if several and job.options.get("precision") == "bf16":
         job.settings.setdefault("strategy.reduce_dtype", "bf16")
-
-
-def _weights(job: MergedJob) -> str:
-    """The dtype of the weights where autocast or FSDP finds them; fp16's arithmetic has the widths of bf16's.
-
-    Under adapters it has its own name, which GPUs without bf16 have: no master stands beside what is frozen.
-    """
-    weights, lora = str(job.facts.get("weights", "fp32")), job.options.get("lora")
-    if job.options.get("quantize") not in {None, "none"}:
-        weights = "fp16" if "fp16" in {weights, job.facts.get("mixed")} else "bf16"
-    return ("fp16-mixed" if lora else "bf16") if weights == "fp16" else weights
-
-
-def _assumed(job: MergedJob) -> None:
-    """A script of one's own may load 16-bit weights, as from_pretrained() does since Transformers 5.0."""
-    if "weights" in job.facts or "script_loads" not in job.origins:
-        return
-    config, setting = job.origins["script_loads"]
-    message = (
-        "weight dtype unknown; assuming fp32 with autocast. Since Transformers 5.0 from_pretrained() "
-        "defaults to the checkpoint's dtype, usually bf16"
-    )
-    suggestion = "--precision bf16 --set strategy.autocast=true"
-    job.findings.append((config, Finding("note", "MC004", setting.field, message, suggestion)))
-
-
-def _reductions(job: MergedJob, *, narrow: bool) -> None:
-    """Gradients are reduced in the dtype of compute, and by no_sync for a step's last micro-batch alone."""
-    job.settings.setdefault("strategy.reduce_dtype", "bf16" if narrow else "fp32")
-    if int(job.facts.get("accumulation") or 1) > 1:
-        synced = bool(job.facts.get("sync_each_batch"))
-        if synced == habits_of(str(job.options["framework"])).whole_accumulation:  # not as it does by itself
-            job.settings.setdefault("strategy.whole_accumulation", not synced)
 
 
 def _mismatches(job: MergedJob, configs: tuple[Config, ...]) -> None:

@@ -65,6 +65,7 @@ STANDS_IN = {
     "MC117": {**FSDP, "precision": "bf16-mixed", "model": "mixtral-8x7b", "gpus": 16, "recompute": "full",
               "seq_len": 4096, "micro_batch": 8, "accumulation": 1},
     "MC118": {"engine": "trainer", "weights": "bf16", "mixed": "bf16"},
+    "MC119": {"engine": "ddp", "weights": "fp16", "mixed": "fp16"},
 }  # fmt: skip
 STANDS_BESIDE = {
     "MC101": {"mixed": "no", "weights": "bf16"},
@@ -84,6 +85,7 @@ STANDS_BESIDE = {
     "MC116": {"eval_accumulation": 1},
     "MC117": {"gpus": 8},
     "MC118": {"zero": 0},
+    "MC119": {"lora": "16"},
 }
 """What takes each job out of its trap."""
 
@@ -92,6 +94,18 @@ STANDS_BESIDE = {
 def test_a_trap_is_found_where_the_job_stands_in_it_alone(code: str) -> None:
     assert code in found(**STANDS_IN[code])
     assert code not in found(**{**STANDS_IN[code], **STANDS_BESIDE[code]})
+
+
+def test_fp16_weights_count_as_their_edit_loads_them_where_their_gradients_are_scaled() -> None:
+    """Accelerate casts what FSDP trains to fp32, DeepSpeed scales by itself, and without ``fp16`` nothing is scaled."""
+    loaded = {"weights": "fp16", "mixed": "fp16"}
+    assert scene(engine="ddp", **loaded).strategy.precision == "fp16-autocast"
+    assert scene(engine="ddp", **loaded, gpu="v100-32g").estimate.components.parameters == 4 * 6_738_415_616
+    assert "MC119" in found(engine="fsdp2", zero=3, casts_shards=False, **loaded)
+    trains = ({"engine": "fsdp2", "zero": 3}, {"engine": "deepspeed", "zero": 2}, {"engine": "ddp", "mixed": "no"})
+    assert not any("MC119" in found(**{**loaded, **words}) for words in trains)
+    assert "MC101" in found(engine="ddp", weights="fp32", mixed="fp16")
+    assert "MC101" not in found(engine="ddp", weights="fp32", mixed="fp16", gpu="v100-32g")
 
 
 def test_replicas_are_proposed_where_they_are_smaller_alone() -> None:
