@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, MissingError, UncountedError
 from memcalc.frameworks import Habits, habits_of
-from memcalc.frameworks.capabilities import capabilities_of
 from memcalc.frameworks.capability import SPLITS
 from memcalc.planner.idle import refuse_lacking
 from memcalc.planner.images import check_length
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from memcalc.specs.block import Attention
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
-
-SMALLER_LOSSES = ("fused-linear", "chunked", "fused-kernel")
-"""Losses that need less memory than the standard one, the least first."""
 
 
 def precisions_for(gpu: GPU, habits: Habits, zero: int = 3, *, frozen: bool = False) -> list[str]:
@@ -319,11 +315,3 @@ def sequence_length(request: Request, model: Model) -> int:
             "seq-len", length, f"{model.name} has learned positions for {model.max_positions} tokens"
         )
     return length
-
-
-def smaller_losses(request: Request, model: Model) -> dict[str, str]:
-    """Losses that need less than the standard one, the least first, with the code for each; none where one is given."""
-    name, _ = habits_for(request)
-    able = capabilities_of(name, model, adapters=is_frozen(request)).loss
-    known = {loss: able.needs(loss, model) for loss in SMALLER_LOSSES if "loss" not in request.given}
-    return {loss: code for loss, code in known.items() if code is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,8 @@ KEYS: dict[str, Callable[[Any], str]] = {"recompute": policy_kind, "offload": la
 """How the table of frameworks names a value, where that is not its text."""
 OWN_CODE = "code of your own"
 """In every warning of what a framework cannot be told."""
+SMALLER_LOSSES = ("fused-linear", "chunked", "fused-kernel")
+"""Losses that need less memory than the standard one, the least first."""
 _ELSEWHERE = ("precision", "parallel", "uneven")
 """What :mod:`memcalc.planner.defaults` and the layouts check."""
 _SEARCHED = ("zero", "precision", "recompute", "offload", "parallel")
@@ -39,8 +42,19 @@ _PINNED_BY = {"parallel": (*DEGREES, "sp", "gpus")}
 
 
 def capabilities_for(request: Request, habits: Habits, model: Model) -> Capabilities:
-    """What the framework of a request can be told for a model."""
-    return fitting(habits.capabilities, model, adapters=request.given.get("lora") is not None)
+    """What the framework of a request can be told for a model, in the way that tells all that is given."""
+    able = fitting(habits.capabilities, model, adapters=request.given.get("lora") is not None)
+    ways = [way for way in (able, able.tuned) if way is not None and _tells(way, request, model)]
+    return ways[0] if ways else able
+
+
+def _tells(able: Capabilities, request: Request, model: Model) -> bool:
+    """Whether what is given needs no code."""
+    given = {**request.given.get("fields", {}), **request.given}
+    stated = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+    values = [(name, KEYS.get(name, text_of)(value)) for name, value in stated.items() if name not in _ELSEWHERE]
+    values += [("parallel", name) for name in ("tp", "pp", "cp", "ep") if (given.get(name) or 1) > 1]
+    return all(getattr(able, name).needs(value, model) == "" for name, value in values)
 
 
 def usual(request: Request, habits: Habits, model: Model, option: str, values: Iterable[Any]) -> list[Any]:
@@ -114,6 +128,15 @@ def _side(grid: Grid, parallel: list[frozenset[str]], option: str, values: tuple
     if option not in _SEARCHED:
         return np.full((1,) * len(grid.shape), text_of(getattr(grid.fixed, option)) in values)
     return column([key(value) in values for value in getattr(grid, f"{option}s")], option, np.bool_)
+
+
+def smaller_losses(request: Request, habits: Habits, model: Model) -> dict[str, str]:
+    """Losses that need less than the standard one, the least first, with the code for each; none where one is given."""
+    known = {}
+    for loss in SMALLER_LOSSES if "loss" not in request.given else ():
+        with_it = replace(request, given={**request.given, "loss": loss})
+        known[loss] = capabilities_for(with_it, habits, model).loss.needs(loss, model)
+    return {loss: code for loss, code in known.items() if code is not None}
 
 
 def offload_of(request: Request, habits: Habits, model: Model) -> str:

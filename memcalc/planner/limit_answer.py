@@ -10,8 +10,8 @@ from memcalc._version import __version__
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner.answer import borrowed_by, components_of, hardware_facts, model_facts, scalar, strategy_of
 from memcalc.planner.budget import capacity, offload_need, unknown_to
-from memcalc.planner.defaults import smaller_losses
-from memcalc.planner.direct import OWN_CODE
+from memcalc.planner.defaults import habits_for
+from memcalc.planner.direct import OWN_CODE, smaller_losses
 from memcalc.planner.finalists import time_of, unchecked_warnings
 from memcalc.planner.job import strategy_record
 from memcalc.planner.limit_grid import BATCH, LimitJob, SimulatedLimit
@@ -125,7 +125,8 @@ def cache_limit(best: SimulatedLimit, beyond: SimulatedLimit, value: int | str) 
 
 
 def _less(job: LimitJob) -> str:
-    losses = sorted(smaller_losses(job.request, job.model).items(), key=lambda pair: bool(pair[1]))
+    _, habits = habits_for(job.request)
+    losses = sorted(smaller_losses(job.request, habits, job.model).items(), key=lambda pair: bool(pair[1]))
     return "".join(f"; less with --loss {loss}" + f" ({OWN_CODE})" * bool(code) for loss, code in losses[:1])
 
 

@@ -17,6 +17,7 @@ from memcalc.planner import defaults
 from memcalc.planner.as_is import check_mixers, check_recorded
 from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
+from memcalc.planner.direct import smaller_losses
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
 from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
@@ -212,7 +213,7 @@ class Search:
         changes = [self.expandable] if self.expandable else []
         if "optimizer_impl" not in self.given and habits.optimizer_impl != "fused" and self._is_adamw:
             changes.append(Change("same training", {"optimizer_impl": "fused"}))
-        known = defaults.smaller_losses(self.job.request, self.job.model)
+        known = smaller_losses(self.job.request, habits, self.job.model)
         losses = [loss for loss, code in known.items() if not code]
         return changes + [Change("same training", {"loss": loss}) for loss in losses[:1]]
 

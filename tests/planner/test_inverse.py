@@ -468,7 +468,7 @@ def test_a_limit_that_is_logits_names_the_loss_that_makes_fewer() -> None:
     """Logits of 128,256 words end an 8B on 8 H100; without them the same search goes several times as far."""
     job: dict[str, Any] = {"model": "llama-3-8b", "gpu": "h100", "gpus": 8}
     result = memcalc.largest("seq-len", **job)
-    assert result.limit.endswith("less with --loss fused-linear (code of your own)")
+    assert result.limit.endswith("less with --loss fused-linear")
     fused = memcalc.largest("seq-len", **job, loss="fused-linear")
     assert fused.answer > 3 * result.answer
     assert "--loss" not in fused.limit

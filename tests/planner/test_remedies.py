@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc.cli.app import app
+from memcalc.frameworks.capabilities import own_code
 from memcalc.results.plans import Nearest, RemedyGroup
 
 JOB: dict[str, Any] = {"model": "gpt2-xl", "gpu": "v100-16g", "gpus": 1, "seq_len": 1024, "offload": "none"}
@@ -94,13 +95,20 @@ def test_experts_on_many_nodes_are_led_to_expert_parallelism() -> None:
     assert not [answer for answer in memcalc.plan(**job, framework="fsdp2").nearest if answer.group == other.group]
 
 
-def test_a_long_context_is_led_to_a_framework_that_cuts_the_sequence() -> None:
-    """Llama 3.1 itself was taught 131,072 tokens with context parallelism (16); FSDP 2 alone has none."""
+def test_a_long_context_is_led_to_a_fused_loss_and_to_a_framework_that_cuts_the_sequence() -> None:
+    """Llama 3.1 itself was taught 131,072 tokens with context parallelism (16); FSDP 2 alone has none.
+
+    A launcher of FSDP 2 takes ``use_liger_kernel``, so that a loss without whole logits needs no code.
+    """
     job = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 16, "seq_len": "128k", "global_batch": "4M tokens"}
     result = memcalc.plan(**job)
     assert not result.plans
-    first = result.nearest[0]
-    assert (first.group, first.verdict) == ("another framework", "fits")
+    fused = result.nearest[0]
+    assert (fused.change, fused.verdict) == ("--loss fused-linear --offload activations", "fits")
+    assert fused.job is not None
+    assert not own_code(memcalc.plan(**fused.job.keywords(), top=1, advice=False).plans[0].strategy)
+    first = next(remedy for remedy in result.nearest if remedy.group == "another framework")
+    assert first.verdict == "fits"
     assert first.job is not None
     plan = memcalc.plan(**first.job.keywords(), top=1).plans[0]
     assert plan.verdict == "fits"
