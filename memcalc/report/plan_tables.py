@@ -49,7 +49,7 @@ def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
         if not result.plans:
             yield Code("Next, the fewest GPUs that fit", fewest_line(result.job))
         return
-    shown = _chosen(result) if brief else result
+    shown = _chosen(_one_line(result)) if brief else result
     if brief:
         yield from _brief_table(shown, len(result.nearest) - len(shown.nearest))
     else:
@@ -67,6 +67,18 @@ def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
         yield Code("Next, the first that fits", first.command)
     elif not result.plans:
         yield Code("Next, the fewest GPUs that fit", fewest_line(result.job))
+
+
+def _one_line(result: Plans) -> Plans:
+    """Several frameworks that fit as one change: the first, which the figures are of, and the names of the others."""
+    others = [item for item in result.nearest if item.group == "another framework" and item.verdict == "fits"]
+    names = {str(item.job.options.get("framework")): item for item in others if item.job}
+    first, *rest = names or ("",)
+    if not rest:
+        return result
+    lead = names[first].model_copy(update={"change": f"{names[first].change} (or {', '.join(rest)})"})
+    rows = (lead if item is names[first] else item for item in result.nearest if item not in others[1:])
+    return result.model_copy(update={"nearest": tuple(rows)})
 
 
 def _chosen(result: Plans) -> Plans:

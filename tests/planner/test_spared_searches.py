@@ -62,7 +62,7 @@ def test_strategies_that_are_passed_over_are_counted_as_if_they_were_evaluated()
 
 
 PLAIN: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "l4", "gpus": 1, "framework": "plain"}
-"""Of 32 strategies none fits; with code of one's own there are 1,024. Megatron-LM has 256, and some of them fit."""
+"""Of 32 strategies none fits; with code of one's own there are 1,024. torchtitan has 224, and some of them fit."""
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_another_framework_is_looked_at_in_place_of_a_space_that_is_too_large(
     assert "was not searched: --beyond searches it too (1,024 strategies)" in answer.too_large
     (other,) = (remedy for remedy in answer.nearest if remedy.group == "another framework")
     assert other.job is not None
-    assert other.job.options["framework"] == "megatron"
+    assert other.job.options["framework"] == "torchtitan"
     first = memcalc.plan(**other.job.keywords(), top=1, advice=False).plans[0]
     assert (first.verdict, first.peak.device, first.own_code) == (other.verdict, other.device, ())
 

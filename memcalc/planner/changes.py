@@ -1,0 +1,218 @@
+"""A change of a job that does not fit, as it is typed, and what the search says of the job with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from memcalc import catalog
+from memcalc.errors import MemcalcError
+from memcalc.frameworks import grows_segments, habits_of
+from memcalc.frameworks.habits import rewritten
+from memcalc.planner import defaults
+from memcalc.planner.as_is import check_mixers, check_recorded
+from memcalc.planner.budget import offload_need, unknown_to
+from memcalc.planner.choice import FASTEST_ONLY, best_plan
+from memcalc.planner.direct import smaller_losses
+from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
+from memcalc.planner.job import strategy_record, value_text
+from memcalc.planner.request import check_words, flag
+from memcalc.results.plans import Nearest, RemedyGroup
+from memcalc.specs.job import JobRecord, command_line
+
+if TYPE_CHECKING:
+    from memcalc.planner.job import PlanJob
+
+NEARLY = 2.0
+"""Times the capacity up to which a change that does not suffice is named."""
+EXPANDABLE = {"strategy.expandable_segments": True}
+"""The environment variable ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is typed besides, or in the place of something."""
+
+    group: RemedyGroup
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields by dotted name."""
+
+    @property
+    def text(self) -> str:
+        """As it is typed.
+
+        >>> Change("numerics", {"optimizer": "adamw-8bit"}, {"strategy.reshard": "never"}).text
+        '--optimizer adamw-8bit --set strategy.reshard=never'
+        """
+        flags = [f"--{flag(name)} {value_text(value)}" for name, value in self.options.items()]
+        return " ".join([*flags, *(f"--set {name}={value_text(value)}" for name, value in self.settings.items())])
+
+    def beside(self, other: Change) -> Change:
+        """Both, in the group of the other."""
+        return Change(other.group, {**self.options, **other.options}, {**self.settings, **other.settings})
+
+    def applied(self, job: PlanJob) -> PlanJob:
+        """The job with the change; an error where an option is not possible."""
+        options = {name: value for name, value in self.options.items() if name != "gpu"}
+        given = check_words(options, self.settings).given
+        fields = {**job.request.given["fields"], **given.pop("fields")}
+        changed = job.pinned(**given, fields=fields)
+        check_recorded(changed.request, job.model)
+        check_mixers(changed.request, job.model)
+        if "framework" in options:
+            changed = replace(changed, model=rewritten(job.model, habits_of(options["framework"]).own_code))
+        if "gpu" not in self.options:
+            return changed
+        gpu = catalog.gpu(self.options["gpu"])
+        return type(job)(changed.request, job.model, gpu, catalog.node_for(gpu))
+
+    def recorded(self, record: JobRecord) -> JobRecord:
+        """What is asked then."""
+        options = {name: value for name, value in self.options.items() if name != "gpu"}
+        settings = {**record.settings, **self.settings}
+        moved = {"gpu": self.options["gpu"], "node": None} if "gpu" in self.options else {}
+        return record.with_options(**options).model_copy(update={"settings": settings, **moved})
+
+
+@dataclass(frozen=True)
+class Search:
+    """A job that does not fit, and the searches for what does."""
+
+    job: PlanJob
+    gpus: int
+    record: JobRecord
+    """What was asked."""
+    opened: bool = True
+    """Whether what is given may be left to the search."""
+    elsewhere: bool = False
+    """Whether other frameworks are looked at."""
+    _changed: dict[str, PlanJob] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @cached_property
+    def baseline(self) -> float | None:
+        """Throughput of the job as asked for [tokens/s per GPU], whatever its memory."""
+        outcome = self.job.unlimited().search([self.gpus], FASTEST_ONLY).get(self.gpus)
+        return outcome.best[0].tokens_per_second_per_gpu if outcome and outcome.best else None
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What the user says."""
+        return self.job.request.given
+
+    def changed(self, change: Change) -> PlanJob:
+        """The job with a change, which keeps what was found for it."""
+        if change.text not in self._changed:
+            self._changed[change.text] = change.applied(self.job)
+        return self._changed[change.text]
+
+    def fitting(self, change: Change) -> Iterator[Nearest]:
+        """The change, where the job fits with it; a tight one with expandable segments too, where it then fits."""
+        plan = self.plan(change)
+        if plan is None:
+            return
+        yield self.answer(change, plan)
+        if plan.is_tight and self.expandable is not None and not set(EXPANDABLE) & set(change.settings):
+            both = self.expandable.beside(change)
+            relaxed = self.plan(both)
+            if relaxed is not None and not relaxed.is_tight:
+                yield self.answer(both, relaxed)
+
+    def plan(self, change: Change) -> SimulatedPlan | None:
+        """The plan that the search lists first with a change; None where nothing fits or it is not possible."""
+        gpus, same_gpu = int(change.options.get("gpus", self.gpus)), "gpu" not in change.options
+        try:
+            return best_plan(self.changed(change), gpus, trusting=same_gpu)
+        except MemcalcError:
+            return None
+
+    def answer(self, change: Change, plan: SimulatedPlan) -> Nearest:
+        """What is told of it, with what leaves the GPU."""
+        if plan.strategy.offload and "offload" not in change.options and not self.given.get("offload"):
+            change = change.beside(Change(change.group, {"offload": value_text(plan.strategy.offload)}))
+        record = change.recorded(self.record)
+        job, speed = change.applied(self.job), plan.candidate.tokens_per_second_per_gpu
+        time, need = time_of(plan.census, job.gpu, job.node), offload_need(plan.census, job.node)
+        layout, fixed = plan.candidate.layout, plan.candidate.grid.fixed
+        return Nearest(
+            change=change.text,
+            device=plan.peaks.top.device,
+            tokens_per_second_per_gpu=speed,
+            slowest=speed * time.step / time.high,
+            fastest=speed * time.step / time.low,
+            throughput=speed / self.baseline if self.baseline else None,
+            verdict=plan.peaks.verdict,
+            group=change.group,
+            host_memory=need.host,
+            unknown=unknown_to(need, job.node),
+            job=record,
+            command=command_line(record),
+            estimate=strategy_record(record, plan.strategy, layout.gpus, fixed.seq_len, fixed.global_batch),
+        )
+
+    def offloaded(self, change: Change) -> Iterator[Nearest]:
+        """The change with whatever offload the search finds best."""
+        try:
+            plan = best_plan(change.applied(self.job).freed("offload"), self.gpus, trusting=True)
+        except MemcalcError:
+            return
+        if plan is not None:
+            offload = Change(change.group, {"offload": value_text(plan.strategy.offload)})
+            yield self.answer(change.beside(offload), plan)
+
+    def short(self, change: Change) -> Iterator[Nearest]:
+        """The change, where the job comes near to fitting with it."""
+        try:
+            job = self.changed(change)
+            outcome = job.known(self.gpus)
+        except MemcalcError:
+            return
+        if outcome is None or outcome.smallest is None or outcome.feasible:
+            return
+        answer = self.answer(replace(change, group="not enough"), finalist(job.unlimited(), outcome.smallest))
+        if answer.device <= NEARLY * self.job.gpu.memory_bytes:
+            yield answer.model_copy(update={"verdict": "does-not-fit"})
+
+    # ------------------------------------------------------------------------------------------ what may be changed
+
+    @cached_property
+    def expandable(self) -> Change | None:
+        """Expandable segments, where they are not on."""
+        name, habits = defaults.habits_for(self.job.request)
+        known = "expandable_segments" in self.given["fields"] or habits.expandable_segments
+        able = self.job.gpu.vendor == "nvidia" and grows_segments(name)
+        return Change("same training", {}, EXPANDABLE) if able and not known else None
+
+    @cached_property
+    def free(self) -> list[Change]:
+        """What changes neither the update nor the hardware, and what the framework can be told."""
+        _, habits = defaults.habits_for(self.job.request)
+        changes = [self.expandable] if self.expandable else []
+        if "optimizer_impl" not in self.given and habits.optimizer_impl != "fused" and self._is_adamw:
+            changes.append(Change("same training", {"optimizer_impl": "fused"}))
+        known = smaller_losses(self.job.request, habits, self.job.model)
+        losses = [loss for loss, code in known.items() if not code]
+        return changes + [Change("same training", {"loss": loss}) for loss in losses[:1]]
+
+    @property
+    def _is_adamw(self) -> bool:
+        return "optimizer" not in self.job.request.choices and self.given.get("optimizer", "adamw") == "adamw"
+
+    @cached_property
+    def numerics(self) -> list[Change]:
+        """Another update of the weights."""
+        frozen = defaults.is_frozen(self.job.request)
+        narrow = [Change("numerics", {"precision": "bf16"})] if self.given.get("precision") != "bf16" else []
+        eight = [Change("numerics", {"optimizer": "adamw-8bit"})] if self._is_adamw else []
+        return [] if frozen else narrow + eight
+
+    @cached_property
+    def adapters(self) -> list[Change]:
+        """Fewer trained parameters."""
+        _, habits = defaults.habits_for(self.job.request)
+        frozen = {} if defaults.is_frozen(self.job.request) else {"lora": str(habits.lora_rank)}
+        group: RemedyGroup = "fewer trained parameters"
+        quantised = self.given.get("quantize", "none") != "none"
+        return [Change(group, frozen)] * bool(frozen) + [Change(group, {**frozen, "quantize": "nf4"})] * (not quantised)
