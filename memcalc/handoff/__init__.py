@@ -270,12 +270,17 @@ def _framework_of(name: str, keywords: dict[str, Any]) -> str:
     """The framework that a format is usually for, in the era whose files it writes.
 
     Where the launchers of Transformers train on several GPUs it is FSDP 2, the Trainer's default since Transformers 5,
-    which deprecates version 1 (training_args.py, _process_fsdp_args).
+    which deprecates version 1 (training_args.py, _process_fsdp_args). Where that casts no shards (axolotl), DeepSpeed
+    trains all weights in fp16: torch's GradScaler refuses gradients in it (amp/grad_scaler.py, _unscale_grads_).
     """
+    form = get_format(name)
+    halved = not form.casts_shards and not keywords.get("lora") and keywords.get("precision") != "fp32"
+    if halved and not _has_bf16(keywords):
+        return "deepspeed"
     if name in FORMATS_OF["fsdp2"][1:] and str(keywords.get("gpus") or "") != "1":
         return "fsdp2"
     places = {framework: formats.index(name) for framework, formats in _USUAL if name in formats}
-    return get_format(name).era or min(places, key=lambda framework: places[framework])
+    return form.era or min(places, key=lambda framework: places[framework])
 
 
 _USUAL = sorted(FORMATS_OF.items(), key=lambda item: item[0] not in {"fsdp2", "hf", "fsdp1"})

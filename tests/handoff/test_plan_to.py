@@ -54,6 +54,21 @@ def test_adapters_of_a_gpu_without_bf16_are_planned_and_written_in_fp16() -> Non
     assert not [note for note in done.notes if "what runs has" in note]
 
 
+def test_axolotl_trains_all_weights_without_bf16_under_deepspeed_or_in_fp32() -> None:
+    """It loads fp16 weights for ``fp16``, whose gradients torch's GradScaler refuses; DeepSpeed scales by itself.
+
+    In fp32 ``sdpa`` takes PyTorch's math kernel where heads are grouped: the fused one has none with enable_gqa.
+    """
+    job: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "v100-32g", "gpus": 8, "recompute": "full", "micro_batch": 1}
+    (plan,) = plan_to("axolotl", top=1, offload="none", **job).plans
+    files = write_plan(plan, "axolotl", None, ()).files
+    assert plan.strategy.framework == "deepspeed"
+    assert "fp16: true" in files[Path("config.yaml")]
+    (plan,) = plan_to("axolotl", top=1, offload="none", tp=1, precision="fp32", **job).plans
+    assert plan.strategy.attention == "math"
+    assert "attn_implementation: sdpa" in write_plan(plan, "axolotl", None, ()).files[Path("config.yaml")]
+
+
 def test_the_first_plan_that_a_format_says_is_not_told_apart_from_one_that_it_does_not() -> None:
     """The Trainer recomputes one block in four, and axolotl all or none."""
     job = {**JOB, "model": "llama-3.1-8b", "gpu": "l40s", "gpus": 4, "lora": "16:all-linear"}

@@ -133,7 +133,9 @@ def _recomputation(job: ConfigJob) -> dict[str, Any]:
 def _kernels(job: ConfigJob) -> dict[str, Any]:
     """Attention, and what plugins replace; a kernel of PyTorch's own choice is not said."""
     plan = job.strategy
-    job.require_one_of("attention", _ATTENTION, "axolotl has")
+    chosen = plan.attention == "math" and plan.precision == "fp32"  # PyTorch's own choice for grouped heads
+    kernel = "sdpa" if chosen else plan.attention
+    job.require(kernel in _ATTENTION, "attention", f"axolotl has {', '.join(_ATTENTION)}", plan.attention)
     job.require(plan.flash_version != 1, "strategy.flash_version", FLASH)
     job.require(plan.compile in ("none", "model"), "compile", "axolotl compiles none or model")
     job.require_one_of("loss", ("standard", "chunked", "fused-kernel", "fused-linear"), "axolotl has")
@@ -141,7 +143,7 @@ def _kernels(job: ConfigJob) -> dict[str, Any]:
     fused = plan.kernels == "fused" or None
     liger = fused or plan.loss in ("fused-linear", "fused-kernel")
     return {
-        "attn_implementation": "flash_attention_3" if plan.flash_version == 3 else _ATTENTION[plan.attention],
+        "attn_implementation": "flash_attention_3" if plan.flash_version == 3 else _ATTENTION[kernel],
         "plugins": ["axolotl.integrations.liger.LigerPlugin"] if liger else None,
         "liger_rope": fused,
         "liger_rms_norm": fused,
