@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from memcalc.planner.search import Candidate, SearchResult
 
 BILLION = 10**9
+LONG_BUBBLE, SHORT_BUBBLE = 0.2, 0.1
+"""Share of a step that a pipeline is empty from which on a default batch is said to be small, and below which the batch
+brings it that is named: 8 sequences a GPU for DeepSeek-V3 on 256, as Megatron-Bridge's recipe has (8,192 on 1,024)."""
 IMPOSSIBLE = "{} GPUs: no micro-batch divides the global batch over the data-parallel ranks."
 """Where the job's own strategy is not refused for anything else."""
 UNEVEN = "{} GPUs: the blocks of --recompute block-N must come out even over the model chunks of a stage (--vpp)."
@@ -281,6 +284,18 @@ def pareto_ranks(plans: tuple[Plan, ...]) -> tuple[int, ...]:
     return tuple(p.rank for p in plans if not any(beats(other, p) for other in plans))
 
 
+def _small_batch(plan: Plan) -> str:
+    """Which global batch, in powers of two, makes the bubble short; it and the optimizer's step stay as long."""
+    time, batch, steps = plan.time, plan.global_batch, 2
+    fixed = time.bubble + time.optimizer
+    while time.bubble > SHORT_BUBBLE * (fixed + steps * (time.step - fixed)):
+        steps *= 2
+    return (
+        f"global batch {batch} is a default, and too few micro-batches for its pipeline: "
+        f"--global-batch {steps * batch} brings the bubble below {SHORT_BUBBLE:.0%} of the step."
+    )
+
+
 def _unchecked(plans: tuple[Plan, ...]) -> list[str]:
     """Which speeds no published run supports."""
     offloaded = [plan for plan in plans if plan.strategy.offload and not plan.time.validated]
@@ -327,6 +342,9 @@ def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, Sear
         text.append(FSDP_1)
     if any(lacks_nvme_swap(plan.strategy) for plan in plans):
         text.append(NO_SWAPPER)
+    chosen_batch = "global_batch" in job.request.given or "global_batch" in job.request.choices
+    empty = [plan for plan in plans[:1] if plan.time.bubble > LONG_BUBBLE * plan.time.step]
+    text += [] if chosen_batch else map(_small_batch, empty)
     missing = [gpus for gpus in outcomes if not any(plan.gpus == gpus for plan in plans)]
     if missing and plans:
         text.append(f"no plan fits {', '.join(map(str, missing))} GPU{'s' * (len(missing) > 1 or missing[0] > 1)}.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +63,14 @@ def test_an_estimate_says_what_it_took() -> None:
     found = memcalc.estimate(model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len="4k", global_batch="4M tokens")
     assert (found.workload.seq_len, found.workload.global_batch, found.workload.accumulation_steps) == (4096, 1024, 128)
     assert found.assumptions["global_batch"] == "1024 sequences (4,194,304 tokens)"
+
+
+def test_a_default_batch_that_leaves_a_pipeline_empty_is_said_with_the_one_that_fills_it() -> None:
+    job: dict[str, Any] = {"model": "llama-2-7b", "gpu": "h100", "gpus": 64, "framework": "megatron", "pp": 16, "tp": 1}
+    job |= {"cp": 1, "vpp": 1, "pp_schedule": "1f1b", "micro_batch": 1, "recompute": "none", "zero": 0, "top": 1}
+    (text,) = (text for text in memcalc.plan(**job).warnings if "is a default" in text)
+    named = int(re.search(r"--global-batch (\d+)", text)[1])
+    times = [memcalc.plan(**job, global_batch=batch).plans[0].time for batch in (named, named // 2)]
+    filled, half = (time.bubble / time.step for time in times)
+    assert filled < 0.1 < half
+    assert not [text for text in memcalc.plan(**job, global_batch=128).warnings if "is a default" in text]
