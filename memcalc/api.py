@@ -16,7 +16,6 @@ from memcalc.frameworks.habits import rewritten
 from memcalc.planner import Tally
 from memcalc.planner.adapted_layers import adapter_warnings
 from memcalc.planner.as_is import check_mixers, check_recorded
-from memcalc.planner.defaults import width_warnings
 from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob, flat_options, pinned, record_of, split_options
@@ -378,7 +377,7 @@ def resolve(
     spec = named.model
     if named.origin:
         request.assumptions["sizes"] = named.origin
-    warned = (*adapter_warnings(request, spec), *width_warnings(request, chip))
+    warned = tuple(adapter_warnings(request, spec))
     request.warnings = (*named.warnings(str(model), request.given.get("quantize")), *warned)
     check_recorded(request, spec)
     check_mixers(request, spec)

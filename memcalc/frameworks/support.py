@@ -50,8 +50,8 @@ def recompute(*direct: str) -> Support:
 SCRIPT = Capabilities(
     zero=Support(("3", "2")),
     precision=Support(
-        ("bf16-mixed", "bf16", "fp32", "bf16-autocast"),
-        {"fp16-mixed": needs.FP16, "fp16-autocast": needs.FP16, "fp8-mixed": needs.FP8},
+        ("bf16-mixed", "bf16", "fp32", "bf16-autocast", "fp16-mixed"),
+        {"fp16-autocast": needs.FP16, "fp8-mixed": needs.FP8},
     ),
     recompute=Support(
         ("none", "full", "every", "block", "mlp", "attention", "selective-ops"),

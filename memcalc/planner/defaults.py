@@ -15,8 +15,6 @@ from memcalc.timing.rates import SLOWEST_NETWORK
 from memcalc.trace.scores import LARGEST_FLASH_HEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from memcalc.grid import Layout
     from memcalc.planner.request import Request
     from memcalc.specs.block import Attention
@@ -285,16 +283,6 @@ def note_network(request: Request, node: Node, gpus: int) -> None:
 def is_frozen(request: Request) -> bool:
     """Whether the weights are frozen under adapters."""
     return request.given.get("lora") is not None
-
-
-def width_warnings(request: Request, gpu: GPU) -> Iterator[str]:
-    """A sentence where the framework that is taken by itself has fp32 alone on a GPU without bf16, and others fp16."""
-    open_ = "framework" not in request.given and "precision" not in {*request.given, *request.choices}
-    if open_ and not is_frozen(request) and not gpu.supports("bf16") and gpu.supports("fp16"):
-        yield (
-            f"{gpu.name} has no bf16 arithmetic, and scripts of FSDP 2 scale no loss for fp16, so this is fp32; "
-            "--framework deepspeed or hf trains in fp16, which is several times faster."
-        )
 
 
 def habits_for(request: Request) -> tuple[str, Habits]:

@@ -38,7 +38,8 @@ def steps_of(text: str, ranks: int, kernel: str) -> Steps:
                 for tensor in tensors:
                     line.add(tensor, kind)
             with waiting_in_place():
-                one_step(line, lambda: names["train_step"](model, optimizer, fake_batches(names)))
+                unscaled = torch.amp.GradScaler("cpu", enabled=False)  # it looks at values, which fakes have not
+                one_step(line, lambda: names["train_step"](model, optimizer, unscaled, fake_batches(names)))
             return Steps(line.events, line.kinds)
 
 

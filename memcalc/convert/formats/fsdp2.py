@@ -33,6 +33,7 @@ MARKER = "# memcalc fsdp2 script 1"
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 _PRECISIONS = {
     "bf16-mixed": ("float32", "bfloat16", False),
+    "fp16-mixed": ("float32", "float16", False),
     "bf16": ("bfloat16", "bfloat16", False),
     "fp32": ("float32", "float32", False),
     "bf16-autocast": ("float32", "float32", True),
@@ -131,16 +132,14 @@ def _preset(name: str) -> Model | None:
 
 def _precision(reader: ConfigReader) -> None:
     names = {name: name for name in _DTYPES}
-    weights, compute, reduce = (
-        reader.one_of(key, names, default)
-        for key, default in (("WEIGHTS", "float32"), ("COMPUTE", "bfloat16"), ("REDUCE", "float32"))
-    )
+    weights, reduce = (reader.one_of(key, names, "float32") for key in ("WEIGHTS", "REDUCE"))
+    compute = reader.one_of("COMPUTE", {**names, "float16": "float16"}, "bfloat16")
     known = {dtypes: name for name, dtypes in _PRECISIONS.items()}
     chosen = (weights, compute, bool(reader.flag("AUTOCAST")))
     if chosen not in known:
         raise reader.error("COMPUTE", compute, f"with WEIGHTS {weights} and this AUTOCAST, memcalc knows no precision")
     reader.set("precision", known[chosen], "COMPUTE")
-    if known[chosen] == "bf16-mixed":
+    if known[chosen].endswith("-mixed"):
         reader.set("strategy.reduce_dtype", _DTYPES[reduce], "REDUCE")
     elif reduce != compute:
         raise reader.error("REDUCE", reduce, f"must be {compute}, like COMPUTE")
@@ -202,7 +201,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     if plan.sgd_weight_decay:
         options = options | {"weight_decay": DECAY}
     kernels = {"foreach": plan.optimizer_impl == "foreach", "fused": plan.optimizer_impl == "fused"}
-    reduce = compute if plan.precision != "bf16-mixed" or plan.reduce_dtype == "bf16" else "float32"
+    reduce = {name: dtype for dtype, name in _DTYPES.items()}[plan.reduce_dtype]
     return {
         "MODEL": job.model,
         "CONFIG": sizes(spec),
@@ -213,7 +212,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
         "ACCUMULATION": job.accumulation,
         "WEIGHTS": weights,
         "COMPUTE": compute,
-        "REDUCE": reduce,
+        "REDUCE": reduce if plan.precision.endswith("-mixed") else compute,
         "AUTOCAST": autocast,
         "RESHARD": plan.zero == 3,
         "RESHARD_ROOT": plan.reshard == "always",
