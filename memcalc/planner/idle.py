@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, UncountedError
 from memcalc.frameworks.habits import Habits
 from memcalc.planner.request import Request
 from memcalc.specs.model import Model
@@ -78,6 +78,8 @@ def refuse_lacking(request: Request, habits: Habits) -> None:
     quantized = str(request.given.get("quantize", "none"))
     if fields.get("prepare_kbit") and quantized == "none":
         raise CombinationError("strategy.prepare_kbit", True, "norms are cast over a quantized base: needs --quantize")
+    if fields.get("quantize_experts"):
+        _check_experts(request, habits, quantized)
     mixed = str(request.given.get("precision") or "mixed").endswith("mixed")
     if fields.get("frozen_fp32") and (quantized != "none" or not habits.full_shard or not mixed):
         allowed = "needs FSDP in mixed precision, over a base that is not quantized"
@@ -85,6 +87,21 @@ def refuse_lacking(request: Request, habits: Habits) -> None:
     if fields.get("gptq_group") is not None and not quantized.startswith("gptq"):
         allowed = "needs --quantize gptq-int4 or gptq-int8"
         raise CombinationError("strategy.gptq_group", fields["gptq_group"], allowed)
+
+
+def _check_experts(request: Request, habits: Habits, quantized: str) -> None:
+    """Refuse what is not known of experts that are quantised as they are loaded, and pin what is then not searched.
+
+    Under FSDP 2 a rank has more than one GPU alone, as not all is sharded (axolotl 0.18 docs/expert_quantization.qmd).
+    """
+    if not quantized.startswith(("nf4", "int8")):
+        allowed = "experts are stored as the rest of the base is: needs --quantize nf4, nf4-dq or int8"
+        raise CombinationError("strategy.quantize_experts", True, allowed)
+    stage = request.given.get("zero", min(habits.zero))
+    if stage > 1:
+        allowed = "a rank holds more of experts that are quantized as they are loaded than its shard: give --zero 0"
+        raise UncountedError("zero", stage, f"{allowed}, with --framework hf or ddp")
+    request.given.update(zero=stage)
 
 
 def idle_warnings(request: Request, strategy: Strategy, census: ModelOnGrid) -> Iterator[str]:

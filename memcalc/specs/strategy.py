@@ -321,8 +321,10 @@ class Strategy(Frozen):
             "a rank (bridge, also where empty) or one for each (bridge-each), or ms-swift's.", needs_lora=True),
     ] = ""
     gptq_group: Annotated[
-        int, Option("Inputs that share a scale under GPTQ; 0 for all.", "elements", needs_lora=True), Field(ge=0)
-    ] = 128
+        int, Option("Inputs that share a scale under GPTQ; 0 for all.", "elements", needs_lora=True), Field(ge=0)] = 128
+    quantize_experts: Annotated[
+        bool, Option("Stacked experts are quantized too, and made whole in each forward (axolotl).", needs_lora=True)
+    ] = False
     frozen_fp32: Annotated[bool, Option("Frozen weights stay in fp32 under FSDP.", needs_lora=True)] = False
     prepare_kbit: Annotated[
         bool, Option("Norms are cast to fp32 over a quantized base, and with them the residual stream (PEFT, TRL).",
@@ -362,8 +364,7 @@ class Strategy(Frozen):
         bool, Option("Checkpointed inputs are kept in parts, one on each tensor-parallel rank (DeepSpeed).")
     ] = False
     grad_accum_dtype: Annotated[
-        Literal["", "fp32", "bf16", "fp16"],
-        Option("Width in which DeepSpeed adds gradients up; that of the weights where empty."),
+        Literal["", "fp32", "bf16", "fp16"], Option("Width of DeepSpeed's sums of gradients; the weights' if empty."),
     ] = ""
     reduce_bucket_size: Annotated[
         int | None, Option("A bucket of ZeRO's reductions; like the following, DeepSpeed's own default where None.",

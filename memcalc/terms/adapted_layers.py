@@ -113,21 +113,22 @@ class Quantised:
     """Weights of the largest matrix [elements]."""
 
 
-def quantised_layers(block: Block, kind: str, *, stacked: bool) -> tuple[Matrix, ...]:
+def quantised_layers(block: Block, kind: str, *, stacked: bool, experts: bool = False) -> tuple[Matrix, ...]:
     """The matrices of a block that a kind of quantisation takes; GPTQ leaves the router alone.
 
     bitsandbytes takes linear layers, and so neither ``stacked`` experts nor their router (Transformers 5.24
-    integrations/bitsandbytes.py, replace_with_bnb_linear).
+    integrations/bitsandbytes.py, replace_with_bnb_linear); axolotl has it take the ``experts`` as they are loaded,
+    still without the router, whose weight has two dimensions (067b021c8 monkeypatch/moe_quant.py).
     """
     gptq = kind.startswith("gptq")
-    listed = block_matrices(block) if gptq else linear_layers(block, stacked=stacked)
+    listed = block_matrices(block) if gptq else linear_layers(block, stacked=stacked and not experts)
     return tuple(matrix for matrix in listed if not (matrix.target == "router" and (gptq or stacked)))
 
 
 @lru_cache(maxsize=256)
-def block_quantised(block: Block, kind: str, group: int, *, stacked: bool = False) -> Quantised:
+def block_quantised(block: Block, kind: str, group: int, *, stacked: bool = False, experts: bool = False) -> Quantised:
     """Return the quantised matrices of one block."""
-    return quantised(quantised_layers(block, kind, stacked=stacked), kind, group)
+    return quantised(quantised_layers(block, kind, stacked=stacked, experts=experts), kind, group)
 
 
 def quantised(matrices: Iterable[Matrix], kind: str, group: int) -> Quantised:

@@ -296,7 +296,8 @@ class Base:
         if fixed.quantize == "none":
             return NONE
         block, stacked = self.census.model.groups[index].block, self.grid.habits.stacks_experts
-        return block_quantised(block, fixed.quantize, fixed.gptq_group, stacked=stacked)
+        experts = fixed.quantize_experts
+        return block_quantised(block, fixed.quantize, fixed.gptq_group, stacked=stacked, experts=experts)
 
     def _head(self) -> Quantised:
         fixed, model = self.grid.fixed, self.census.model

@@ -77,6 +77,7 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         lora=_adapters(grid),
         also_train=frozenset(fixed.also_train),
         quantize=fixed.quantize,
+        quantised_experts=fixed.quantize_experts,
         quantised_head=habits.quantised_head,
         quantised_input_kept=keeps_input(fixed.quantize, fixed.bnb),
         quantised_copy_kept=fixed.quantize == "int8" and release(fixed.bnb) < KEEPS_NO_COPY,

@@ -163,6 +163,8 @@ class BlockConfig:
     """Layers that are trained in full beside adapters: head."""
     quantize: str = "none"
     """How the frozen weights of the linear layers are stored."""
+    quantised_experts: bool = False
+    """So are stacked experts, whose weights are made anew in each forward."""
     quantised_head: bool = False
     quantised_input_kept: bool = False
     """The product with a quantised weight keeps its input (bitsandbytes until 0.42; int8 always)."""

@@ -228,11 +228,11 @@ def grouped_linear(
 
     ``shape`` is the mixture, and the width of one row before and after.
     """
-    spec, before, after = shape
-    given = ops.cast(tape, x, setting.weight, f"{name} input, cast")
+    (spec, before, after), made = shape, folded.weights.get(name)
+    given = ops.cast(tape, x, made.size.width if made else setting.weight, f"{name} input, cast")
     size, in_size = given.size._replace(elements=spec.topk * after, label="k·f"), given.size
     weight = Size(spec.experts * before * after, 1, "once", "ep")
-    wanted, made = given.requires_grad, folded.weights.get(name)
+    wanted = given.requires_grad
     leaf = made or (Leaf(f"{name} weight", keep=True) if setting.trainable else None)
     trained = setting.trainable if made is None else made.requires_grad
     full: tuple[Size, Kind] = (weight, "gradient") if made is None else (made.size, "activation")

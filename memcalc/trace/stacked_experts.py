@@ -179,15 +179,32 @@ INNER, DOWN = "experts' up projection", "experts' down projection"
 
 @dataclass
 class Stacks:
-    """Stacked weights of a block's experts under adapters: the factors, and the weights once they have been read."""
+    """Stacked weights of a block's experts that are made anew: of what, and the weights once they have been read."""
 
+    narrow: dict[str, Size] = field(default_factory=dict)
+    """What is stored in fewer bits, with its size once it is whole."""
     factors: dict[str, Factors] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def read(self, tape: Tape, name: str) -> None:
-        """Make the weights of one product, if adapters are on them."""
-        if name in self.factors:
-            self.weights[name] = _sum(tape, self.factors[name])
+        """Make the weights of one product, if they are quantised or adapters are on them."""
+        base = dequantised(tape, name, self.narrow[name]) if name in self.narrow else None
+        made = _sum(tape, self.factors[name]) if name in self.factors else base
+        if made is not None:
+            self.weights[name] = made
+
+
+def dequantised(tape: Tape, name: str, size: Size) -> Tensor:
+    """All experts' weights of one product, which need no gradient; 8-bit ones become fp32, by two products.
+
+    Sources: bitsandbytes 0.49 nn/parametrize.py (``Bnb4bitParametrization``, cached until the module returns),
+    backends/default/ops.py (``int8_vectorwise_dequant``); axolotl 067b021c8 monkeypatch/moe_quant.py
+    (``Bnb8bitParametrization``).
+    """
+    scaled = tape.new(f"{name} weight, times its scales", size) if size.width == 4 else None
+    made = tape.new(f"{name} weight, dequantised", size)
+    del scaled
+    return made
 
 
 @dataclass(frozen=True)
@@ -203,12 +220,15 @@ class Factors:
 
 
 def stacks(tape: Tape, spec: MixtureOfExperts, setting: BlockConfig, hidden: int) -> Stacks:
-    """Factors for the weights of a block's experts that have adapters; the wrapper of the last one is outermost."""
+    """Weights of a block's experts that are quantised or have adapters; the wrapper of the last one is outermost."""
     made = Stacks()
     if setting.lora is None or not setting.lora.folds:
         return made
     inner = spec.ffn * (1 + spec.gated)
     for name, inputs, outputs in ((DOWN, spec.ffn, hidden), (INNER, hidden, inner)):
+        if setting.quantised_experts:
+            width = 4 if setting.quantize == "int8" else setting.weight
+            made.narrow[name] = Size(spec.experts * inputs * outputs, width, "once", "ep", "E·h·f")
         rank = rank_on_stack(setting.lora.rank, setting.lora.targets, down=name == DOWN)
         if not rank:
             continue
@@ -218,8 +238,9 @@ def stacks(tape: Tape, spec: MixtureOfExperts, setting: BlockConfig, hidden: int
         first = _factor(tape, setting, f"{name} adapter A", ranks * inputs, strided=False)
         (b_edge, b_kept, b_size), (a_edge, a_kept, a_size) = second, first
         made.factors[name] = Factors(name, weight, (b_size, a_size), (b_edge, a_edge), (b_kept, a_kept))
+        base = dequantised(tape, name, made.narrow[name]) if name in made.narrow else None
         registered = tape.new(f"{name} weight with adapters, looked at", weight)
-        del registered
+        del registered, base
     return made
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc.api import load_model
 from memcalc.cli.app import app
-from memcalc.errors import CombinationError, InputError
+from memcalc.errors import CombinationError, InputError, UncountedError
 from memcalc.formulas import quantization as q
 from memcalc.frameworks import habits_of
 from memcalc.planner.adapted_layers import resolved_targets
@@ -29,6 +29,8 @@ from memcalc.trace.template import Template, trace
 
 MISTRAL = load_model("mistral-7b-v0.1")
 H, FFN, KV, HEADS, RANK = 4096, 14336, 1024, 32, 16
+EXPERT = 3 * 2048 * 768
+"""Weights of one of the experts of Qwen3-30B-A3B (its config.json)."""
 
 
 # -------------------------------------------------------------------------------------------------------------- counts
@@ -114,6 +116,93 @@ def test_a_quantised_base_keeps_its_stacked_experts_in_16_bits() -> None:
     stacked, looped = (memcalc.estimate(**job, framework=era).components.parameters for era in ("hf", "hf@4.49"))
     assert experts < stacked < 1.05 * experts
     assert looped < 0.35 * experts
+
+
+def of_qwen(**words: Any) -> Estimate:
+    """Return an estimate of Qwen3-30B-A3B, whose experts axolotl quantises as it loads them."""
+    job = {
+        "gpus": 1,
+        "seq_len": 1024,
+        "global_batch": 1,
+        "framework": "hf",
+        "precision": "bf16",
+        "loss": "fused-linear",
+    }
+    settings = {"strategy.quantize_experts": True, **words.pop("settings", {})}
+    return memcalc.estimate(model="qwen3-30b-a3b", gpu="b200", **{**job, "lora": "8:q,v", **words}, settings=settings)
+
+
+@pytest.mark.parametrize(("kind", "bytes_"), [("nf4", 1 / 2 + 4 / 64), ("int8", 1 + 4 * (2 * 768 + 2048) / EXPERT)])
+def test_quantised_experts_are_stored_in_few_bits_and_made_whole_in_each_block(kind: str, bytes_: float) -> None:
+    """Bytes by hand: NF4 has an fp32 scale for 64 weights, int8 one a row, and becomes fp32 (axolotl moe_quant.py)."""
+    experts, one_block = 48 * 128 * EXPERT, 128 * EXPERT
+    told, kept = ({"settings": {"strategy.quantize_experts": value}, "quantize": kind} for value in (True, False))
+    ours, theirs = (of_qwen(recompute="none", **words) for words in (told, kept))
+    saved = theirs.components.parameters - ours.components.parameters
+    assert saved == pytest.approx((2 - bytes_) * experts, rel=1e-6)
+    # without recomputation autograd keeps the whole weights of every block, for the gradients of the experts' inputs
+    whole = 4 if kind == "int8" else 2
+    grown = ours.components.activations - theirs.components.activations
+    assert 48 * whole * one_block <= grown < 1.1 * 48 * whole * one_block
+    again = of_qwen(recompute="full", **told)
+    assert again.components.activations < 4 * whole * one_block
+
+
+@pytest.mark.slow
+def test_autograd_keeps_the_whole_weights_of_quantised_experts() -> None:
+    """A block of the real class, whose weights a parametrization makes anew without a gradient, as bitsandbytes."""
+    import torch
+    from autograd import measure
+    from torch.nn.utils import parametrize
+
+    from memcalc.convert.huggingface import from_huggingface
+
+    class Whole(torch.nn.Module):
+        def forward(self, stored: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(stored, dtype=torch.bfloat16)  # needs no gradient, as under no_grad
+
+    def adapt(model: torch.nn.Module) -> torch.nn.Module:
+        for name, parameter in list(model.named_parameters()):
+            parameter.requires_grad_("embed" in name)  # the input of a block needs one, as with adapters
+            place, _, last = name.rpartition(".")
+            if parameter.ndim == 3:
+                module, stored = model.get_submodule(place), torch.zeros_like(parameter, dtype=torch.uint8)
+                setattr(module, last, torch.nn.Parameter(stored, requires_grad=False))
+                parametrize.register_parametrization(module, last, Whole(), unsafe=True)
+        return model
+
+    saved = measure.saved_bytes("qwen3-moe", precision="bf16", dropout=False, adapt=adapt)
+    theirs = sorted(k.nbytes for k in saved.at(1) if len(k.shape) == 3 and k.shape[0] == saved.config.num_experts)
+    setting = BlockConfig(
+        weight=2, residual=2, sdpa=True, dropout=False, reentrant=False, trainable=False, quantize="nf4",
+        quantised_experts=True, lora=Lora(8, frozenset({"q"}), 4, folds=True),
+    )  # fmt: skip
+    kept = trace(from_huggingface(saved.config.to_dict()).main.block, setting).kept_records
+    ours = sorted(r.size.elements * r.size.width for r in kept if r.name.endswith("weight, dequantised"))
+    assert ours == theirs
+    assert len(ours) == 2
+
+
+def test_axolotls_own_figure_of_quantised_experts() -> None:
+    """~63.4 GiB of one 80 GB GPU: examples/glm45/README.md and glm-45-air-qlora.yaml of axolotl 067b021c8."""
+    air = memcalc.estimate(
+        model="glm-4.5-air-106b", gpu="a100-80g", gpus=1, seq_len=2048, micro_batch=2, global_batch=4, framework="hf",
+        precision="bf16", autocast=True, lora="16:q,k,v,o", quantize="nf4-dq", optimizer="adamw-8bit",
+        recompute="full", loss="fused-linear", attention="flash",
+        settings={
+            "strategy.quantize_experts": True, "strategy.expandable_segments": True, "strategy.checkpoint": "reentrant",
+        },
+    )  # fmt: skip
+    assert air.verdict == "fits"
+    assert air.peak.reserved == pytest.approx(63.4 * 2**30, rel=0.03)
+
+
+def test_quantised_experts_are_refused_where_nothing_is_known_of_them() -> None:
+    with pytest.raises(CombinationError, match="needs --quantize nf4, nf4-dq or int8"):
+        of_qwen()
+    with pytest.raises(UncountedError, match="give --zero 0"):
+        of_qwen(quantize="nf4", zero=3, gpus=2)
+    assert of_qwen(quantize="nf4", gpus=2, global_batch=2).strategy.zero == 0
 
 
 def test_experts_beside_a_dense_mlp_have_none() -> None:

@@ -164,6 +164,17 @@ def _quantised(reader: ConfigReader, adapter: str, narrow: dict[int, bool], gptq
         reader.set("quantize", "int8", "load_in_8bit")
     elif narrow[4]:
         reader.note("note", "MC004", "load_in_4bit", "load_in_4bit quantises nothing with adapter: lora; qlora does")
+    if reader.flag("quantize_moe_experts"):
+        _experts(reader, narrow)
+
+
+def _experts(reader: ConfigReader, narrow: dict[int, bool]) -> None:
+    """What check_quantize_moe_experts of utils/schemas/config.py asks; a model without experts has nothing of it."""
+    key, bits = "quantize_moe_experts", any(narrow.values())
+    if not bits or reader.flag("lora_target_linear"):
+        needs = "lora_target_linear false" if bits else "load_in_4bit or load_in_8bit true"
+        raise reader.error(key, True, f"needs {needs}: axolotl stops otherwise")
+    reader.set("strategy.quantize_experts", True, key)
 
 
 def _precision(reader: ConfigReader, adapter: str) -> None:

@@ -92,6 +92,7 @@ def _adapter(job: ConfigJob) -> dict[str, Any]:
         "lora_modules_to_save": layer_names(job, "also-train", plan.also_train) or None,
         "load_in_4bit": four,
         "load_in_8bit": plan.quantize == "int8",
+        "quantize_moe_experts": True if plan.quantize_experts else None,
         "bnb_config_kwargs.bnb_4bit_use_double_quant": False if plan.quantize == "nf4" else None,
         "peft_autocast_adapter_dtype": None if plan.adapter_dtype == "fp32" else False,
         **dict.fromkeys(key_table("axolotl").lists["lora_kernels"], fused),

@@ -99,6 +99,12 @@ EXPECTED: dict[str, tuple[dict[str, Any], set[str], list[tuple[str, str]]]] = {
     "lora-ray": (
         {**PLAIN, **EIGHT, **LORA, "lora": "16:gate,down,up,q,v,k,o", "gpus": 4, "micro_batch": 2}, {"trainer"}, [],
     ),
+    # experts are quantised as they are loaded, and have adapters (monkeypatch/moe_quant.py, lora_target_parameters)
+    "glm47-flash-qlora": (
+        {**PLAIN, "loss": "fused-linear", "lora": "32:o,experts_gate_up,experts_down", "quantize": "nf4-dq",
+         "strategy.quantize_experts": True, "strategy.lora_kernels": "model", "optimizer": "adamw-8bit"},
+        {"trainer"}, [],
+    ),
     "phi3-fsdp": (
         {**PLAIN, **FSDP, "micro_batch": 12, "strategy.checkpoint": "reentrant", **FUSED},
         SHARDED, [("MC002", "resize_token_embeddings_to_32x")],
@@ -192,6 +198,11 @@ def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
         ("load_in_4bit: true", "load_in_4bit"),
         ("adapter: qlora\nlora_r: 8", "load_in_4bit"),
         ("adapter: lora", "lora_r"),
+        ("adapter: lora\nlora_r: 8\nquantize_moe_experts: true", "load_in_4bit or load_in_8bit true"),
+        (
+            "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true\nquantize_moe_experts: true",
+            "lora_target_linear false",
+        ),
         ("fsdp_config: {version: 3}", "fsdp_config.version"),
         ("gradient_checkpointing: unsloth", "gradient_checkpointing"),
     ],
