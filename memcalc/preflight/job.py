@@ -176,6 +176,8 @@ COMPARED = {
     "micro_batch": ("deepspeed",), "accumulation": ("deepspeed", "accelerate"), "mixed": ("deepspeed",),
 }  # fmt: skip
 """Options that the Trainer compares with its own, and in which file (integrations/deepspeed.py, fill_match)."""
+TRAINERS = ("trainer", "swift", "llamafactory")
+"""Formats whose default optimizer is that of Transformers."""
 
 
 @dataclass
@@ -259,6 +261,18 @@ class MergedJob:
         stated = {name.rpartition(".")[2]: value for name, value in self.settings.items() if name in self.origins}
         for name, _ in lacking(stated, habits_of(str(self.options["framework"]))):
             del self.settings[BY_NAME[name].key]
+
+    def forget_newer_optimizer(self) -> None:
+        """Leave to an era of Transformers what no file says: its default was adamw_torch before 4.54."""
+        stated, framework = self.origins.get("optimizer_impl"), str(self.options.get("framework"))
+        if stated is None or not stated[1].default or stated[0].format not in TRAINERS:
+            return
+        if not framework.startswith("hf@") or habits_of(framework).optimizer_impl != "foreach":
+            return
+        del self.options["optimizer_impl"], self.origins["optimizer_impl"]
+        if "optimizer" in self.origins:
+            config, setting = self.origins["optimizer"]
+            self.origins["optimizer"] = (config, replace(setting, usual="adamw_torch"))
 
     def fill_accumulation(self) -> None:
         """Set the micro-batches of a step that reaches a number of sequences, and what holds for one process alone."""
