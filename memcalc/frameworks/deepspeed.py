@@ -97,6 +97,9 @@ SCALING = like(
 )
 """Aleph Alpha's own code, whose pipeline and ZeRO optimizer come from DeepSpeed."""
 
+BEFORE_FUSED = (LEGACY, MEGATRON_DEEPSPEED, DEEPSPEED_06, DEEPSPEED_13)
+"""Eras in which the Trainer's default optimizer was adamw_torch: Transformers before 4.54, PyTorch before 2.8."""
+
 ERAS = {
     "deepspeed": (
         ("0.3", LEGACY),

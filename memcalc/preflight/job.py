@@ -17,7 +17,7 @@ from memcalc.convert.formats import get_format, recognise
 from memcalc.convert.formats.base import COMMITS, shipped
 from memcalc.errors import FileError, MemcalcError, MissingError, ObjectiveError, UncountedError, UnmodelledError, shown
 from memcalc.files import there
-from memcalc.frameworks import habits_of
+from memcalc.frameworks import deepspeed, habits_of
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.idle import IDLE, labelled, lacking
 from memcalc.results.estimates import Estimate
@@ -262,17 +262,19 @@ class MergedJob:
         for name, _ in lacking(stated, habits_of(str(self.options["framework"]))):
             del self.settings[BY_NAME[name].key]
 
-    def forget_newer_optimizer(self) -> None:
-        """Leave to an era of Transformers what no file says: its default was adamw_torch before 4.54."""
+    def take_older_optimizer(self) -> None:
+        """Where no file names an optimizer, what an era of Transformers ran: adamw_torch before 4.54."""
         stated, framework = self.origins.get("optimizer_impl"), str(self.options.get("framework"))
-        if stated is None or not stated[1].default or stated[0].format not in TRAINERS:
+        if stated is None or not stated[1].default or stated[0].format not in TRAINERS or "@" not in framework:
             return
-        if not framework.startswith("hf@") or habits_of(framework).optimizer_impl != "foreach":
+        habits = habits_of(framework)
+        if habits.optimizer_impl != "foreach" and not any(habits is era for era in deepspeed.BEFORE_FUSED):
             return
-        del self.options["optimizer_impl"], self.origins["optimizer_impl"]
-        if "optimizer" in self.origins:
-            config, setting = self.origins["optimizer"]
-            self.origins["optimizer"] = (config, replace(setting, usual="adamw_torch"))
+        self.options["optimizer_impl"] = "foreach"
+        for name in {"optimizer", "optimizer_impl"} & self.origins.keys():
+            config, setting = self.origins[name]
+            value = "foreach" if name == "optimizer_impl" else setting.value
+            self.origins[name] = (config, replace(setting, value=value, usual="adamw_torch"))
 
     def fill_accumulation(self) -> None:
         """Set the micro-batches of a step that reaches a number of sequences, and what holds for one process alone."""

@@ -263,7 +263,7 @@ def _trimmed(job: MergedJob) -> None:
         if casts and not str(job.options.get("precision")).endswith("-autocast"):
             job.options.pop("adapter_dtype", None)  # what PEFT makes of them is cast with the rest
     _checkpoints_as_usual(job)
-    job.forget_newer_optimizer()
+    job.take_older_optimizer()
     job.forget_idle()
     if not job.engines & {"fsdp1", "fsdp2"}:
         job.facts.pop("checkpoints_wrapped", None)

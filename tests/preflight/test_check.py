@@ -246,6 +246,26 @@ def test_an_era_of_the_trainer_has_its_own_optimizer_where_no_file_names_one(tmp
     assert "adamw_torch" in {default.usual for default in left.files[0].defaults}
 
 
+def test_under_deepspeed_too_until_the_trainers_default_was_fused(tmp_path: Path) -> None:
+    """LLaMA-Factory's issue 5977 of November 2024: 8B in full by its ZeRO-3 file, out of memory on eight RTX 3090."""
+    (tmp_path / "job.yaml").write_text(
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+        "deepspeed: ds.json\ncutoff_len: 1024\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\n"
+        "fp16: true\n",
+        encoding="utf-8",
+    )
+    stage = {"stage": 3, "overlap_comm": False, "contiguous_gradients": True, "sub_group_size": 1e9}
+    text = json.dumps({"train_batch_size": "auto", "fp16": {"enabled": "auto"}, "zero_optimization": stage})
+    (tmp_path / "ds.json").write_text(text, encoding="utf-8")
+    words: dict[str, Any] = {"gpu": "rtx-3090", "gpus": 8}
+    eras = ("deepspeed@2024-11", "deepspeed@2025-11")
+    then, now = (check([str(tmp_path / "job.yaml")], **words, framework=era).estimate for era in eras)
+    assert (then.strategy.optimizer_impl, now.strategy.optimizer_impl) == ("foreach", "fused")
+    assert (then.verdict, now.verdict) == ("does-not-fit", "tight")
+    shard = 8_030_261_248 // 8  # less than a sub-group: the step has one more fp32 copy of it
+    assert then.peak.allocated - now.peak.allocated == pytest.approx(4 * shard, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
