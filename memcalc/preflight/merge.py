@@ -14,7 +14,7 @@ from memcalc.planner.request import check_words
 from memcalc.preflight.by_model import fill_in, keep_images, keep_kernels, keep_targets, tell
 from memcalc.preflight.job import COMPARED, MergedJob
 from memcalc.preflight.names import gpu_named, model_named, preset_like
-from memcalc.preflight.precision import load_wider, set_precision
+from memcalc.preflight.precision import load_wider, note_reductions, set_precision
 from memcalc.preflight.roles import stand_in
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
@@ -53,6 +53,7 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     _refuse_both(job)
     _sharded(job)
     unscaled = set_precision(job)
+    note_reductions(job)
     _mismatches(job, configs)
     _trimmed(job)
     tell(job, _folder(job), dirs, [config.document.path.name for config in configs])

@@ -111,6 +111,15 @@ def _weights(job: MergedJob) -> str:
     return ("fp16-mixed" if lora else "bf16") if weights == "fp16" else weights
 
 
+def note_reductions(job: MergedJob) -> None:
+    """Say that DDP reduces all gradients after each micro-batch where no_sync is left out, which no time counts."""
+    several = int(job.options.get("gpus") or 1) > 1 and int(job.facts.get("accumulation") or 1) > 1
+    copied = habits_of(str(job.options.get("framework") or "ddp")).name == "ddp"
+    if several and copied and job.facts.get("sync_each_batch") and "sync_each_batch" in job.origins:
+        message = "DDP reduces all gradients after each micro-batch with it; counted is one reduction a step"
+        job.note("note", "MC002", "sync_each_batch", message, "leave it out: DDP keeps its gradients whole anyhow")
+
+
 def _assumed(job: MergedJob) -> None:
     """A script of one's own may load 16-bit weights, as from_pretrained() does since Transformers 5.0."""
     if "weights" in job.facts or "script_loads" not in job.origins:

@@ -14,6 +14,7 @@ import numpy as np
 from memcalc.formulas import communication as comm
 from memcalc.terms.adapted_layers import adapted_tensors
 from memcalc.terms.adapters import trained
+from memcalc.terms.gradients import accumulates_whole
 from memcalc.terms.zero import prefetched
 from memcalc.timing.experts import exchanges, in_node
 
@@ -246,7 +247,7 @@ def _data(
     grid = census.grid
     ranks, stride = grid.ranks, grid.degree("tp")
     gathered, reduced = _volumes(census)
-    each, step = _repeats(grid)
+    each, step = _repeats(census)
     layers = sum((b.layers for b in blocks), np.int64(0)) + 1
     many = (ranks > 1).astype(np.int64)
     units = _units(census, blocks, layers) * many
@@ -320,18 +321,20 @@ def _over(census: ModelOnGrid) -> Array:
     return dense + comm.all_gather_bytes(census.experts_or_none, grid.expert_ranks)
 
 
-def _repeats(grid: Grid) -> tuple[Repeats, Repeats]:
+def _repeats(census: ModelOnGrid) -> tuple[Repeats, Repeats]:
     """Gathers and reductions of each micro-batch, and of each step, by sharding stage.
 
-    FSDP 2 under a pipeline gathers once a step and reduces after the last micro-batch. Stage 2 of DeepSpeed reduces
-    each micro-batch, its stage 3 and FSDP's gather before forward and backward of each.
+    FSDP 2 under a pipeline gathers once a step and reduces after the last micro-batch, as FSDP does under ``no_sync``.
+    Stage 2 of DeepSpeed reduces each micro-batch, its stage 3 and FSDP's gather before forward and backward of each.
     """
+    grid = census.grid
     zero, none = grid.zero, 0 * grid.zero
     alone, third = (grid.degree("pp") == 1).astype(np.int64), (zero == 3).astype(np.int64)
     if grid.habits.full_shard:
         sharded = (zero >= 2).astype(np.int64)
-        each = Repeats(sharded * alone, third * alone, sharded * alone)
-        return each, Repeats(sharded * (1 - alone), none, sharded * (1 - alone) + 2 * (1 - sharded))
+        apart = alone * (1 - accumulates_whole(census))
+        each = Repeats(sharded * alone, third * alone, sharded * apart)
+        return each, Repeats(sharded * (1 - alone), none, sharded * (1 - apart) + 2 * (1 - sharded))
     second = ((zero == 2) & (grid.habits.zero_optimizer is not None)).astype(np.int64) * alone
     reductions = np.where((zero == 0) | grid.habits.reduces_whole, 2, 1) * (1 - third) * (1 - second)
     gathers = ((zero == 1) | (zero == 2)).astype(np.int64)

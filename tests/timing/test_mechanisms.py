@@ -51,6 +51,23 @@ def total(value: Any) -> float:
     return float(np.max(value))
 
 
+def test_fsdp_reduces_once_a_step_under_no_sync_and_after_each_micro_batch_without() -> None:
+    """Accelerate's ``sync_each_batch`` leaves no_sync out: 8 micro-batches then reduce 8 times, 7 of 8 shares each."""
+    sent = {}
+    for whole in (False, True):
+        one = {
+            "framework": "hf",
+            "zero": 3,
+            "precision": "bf16-mixed",
+            "settings": {"strategy.whole_accumulation": whole},
+        }
+        messages = work(LLAMA, **one).messages
+        each = messages.repeats.reductions * messages.reduction.volume
+        sent[whole] = 8 * total(each) + total(messages.gradients.volume)
+    once = 2 * PARAMETERS * 7 // 8
+    assert sent == {False: pytest.approx(8 * once, rel=1e-4), True: pytest.approx(once, rel=1e-4)}
+
+
 # ------------------------------------------------------------------------------------------------------ rates and host
 
 
