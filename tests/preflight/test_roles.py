@@ -161,6 +161,23 @@ def test_gradients_that_verl_reduces_once_a_step_are_whole_until_then(tmp_path: 
         assert words(tmp_path, "run.sh", text).get("whole_gradients") is whole
 
 
+@pytest.mark.parametrize(
+    ("more", "noted"),
+    [
+        ("", True),
+        ("actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=False", False),
+        ("actor_rollout_ref.model.lora_rank=16", False),
+    ],
+)
+def test_verl_0_9_0_which_always_defers_reductions_is_named_where_all_weights_train(
+    tmp_path: Path, more: str, *, noted: bool
+) -> None:
+    """v0.9.0, transformer_impl.py, _gradient_sync_context asks no key (PR 7095); PR 7458 brought it."""
+    (tmp_path / "run.sh").write_text(f"{VERL.rstrip()} {more}\n", encoding="utf-8")
+    found = [finding.message for config in read_files([str(tmp_path / "run.sh")]) for finding in config.findings]
+    assert any("verl 0.9.0" in message for message in found) is noted
+
+
 def test_batches_of_all_ranks_and_of_ranks_that_share_sequences(tmp_path: Path) -> None:
     """Of 64 rows 8 ranks have 8 each; 4 groups of 2 have 16, and a rank half of them (workers/fsdp_workers.py)."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
