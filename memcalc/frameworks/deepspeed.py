@@ -48,6 +48,7 @@ DEEPSPEED_06 = like(
     "deepspeed",
     zero_optimizer=Zero(overflow_at_once=False, wide_without_zero=True, staged_weights=False),
     losses={**DEEPSPEED.losses, "standard": losses.HF_445},
+    calls_sdpa=False,  # with Transformers before 4.36
     source="deepspeed/runtime/engine.py v0.12.3, _configure_zero_optimizer: stage 1 ignores contiguous_gradients",
 )
 MEGATRON_DEEPSPEED = like(
@@ -92,6 +93,7 @@ SCALING = like(
     reentrant=False,
     stops_early=False,
     optimizer_impl="foreach",
+    calls_sdpa=True,
     losses={"standard": DEEPSPEED.losses["standard"]},
     source="Aleph-Alpha/scaling 737f855 core/optimizer/optimizer.py, allreduce.py; core/nn/linear, core/nn/mlp.py",
 )

@@ -205,12 +205,22 @@ HF_445 = like(
     source=losses.HF_445.source,
 )
 
+HF_435 = like(
+    HF_445, "hf", calls_sdpa=False, source="transformers 4.35 models/llama/modeling_llama.py: matmul and softmax"
+)
 HF_40 = like(
-    HF_445, "hf", zeroes_gradients=True, source="transformers 4.26 trainer.py: model.zero_grad(), before torch 2.0"
+    HF_435, "hf", zeroes_gradients=True, source="transformers 4.26 trainer.py: model.zero_grad(), before torch 2.0"
 )
 
-HF_ERAS = {"hf": (("4.0", HF_40), ("4.27", HF_445), ("4.46", HF_446), ("4.49", HF_449), ("5.0", HF))}
-HF_RELEASED = {"4.0": "2020-11", "4.27": "2023-03", "4.46": "2024-10", "4.49": "2025-02", "5.0": "2026-01"}
+HF_ERAS = {"hf": (("4.0", HF_40), ("4.27", HF_435), ("4.36", HF_445), ("4.46", HF_446), ("4.49", HF_449), ("5.0", HF))}
+HF_RELEASED = {
+    "4.0": "2020-11",
+    "4.27": "2023-03",
+    "4.36": "2023-12",
+    "4.46": "2024-10",
+    "4.49": "2025-02",
+    "5.0": "2026-01",
+}
 """The months of the releases with which the eras begin (pypi.org/project/transformers), for an era given as a month."""
 
 

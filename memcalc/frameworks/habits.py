@@ -255,6 +255,8 @@ class Habits:
     """How context parallelism exchanges keys and values where nothing is said."""
     attention_library: str = ""
     """`te`: Transformer Engine picks the attention kernel by the GPU; empty for flash attention where it can be had."""
+    calls_sdpa: bool = True
+    """Classes of models call PyTorch's fused attention by themselves, where they can (Transformers from 4.36)."""
     reduces_as: str = ""
     """In which dtype FSDP reduces gradients by default: `compute` (Accelerate), `weights` (no policy); else fp32."""
     autocast_over_shards: bool = False

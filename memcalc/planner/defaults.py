@@ -102,7 +102,7 @@ def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, prec
     if precisions == ["fp32"]:  # Megatron's own attention, where Transformer Engine has no kernel
         default = "eager" if habits.kernels == "te" else fallback
     if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient", "math"):
-        usual = classes_kernel(model, seq_len)
+        usual = classes_kernel(model, seq_len) if habits.calls_sdpa else "eager"
         if query in {"efficient", "math", "sdpa", "cudnn"} and not all(kind.sdpa for kind in model.attentions):
             allowed = f"the class of {model.name} has none of PyTorch's kernels; use eager or flash"
             raise CombinationError("attention", query, allowed)

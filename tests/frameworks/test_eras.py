@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import memcalc
 from memcalc.errors import InputError
 from memcalc.frameworks import habits_of, megatron
 
@@ -31,3 +34,26 @@ def test_a_time_that_nobody_read_is_refused(era: str) -> None:
 def test_a_version_that_is_not_the_cores_leads_to_one_that_is(era: str) -> None:
     with pytest.raises(InputError, match=f"megatron@core-{era.removeprefix('v')}"):
         habits_of(f"megatron@{era}")
+
+
+@pytest.mark.parametrize(
+    ("framework", "attention"),
+    [
+        ("hf@4.35", "eager"), ("hf@2023-11", "eager"), ("hf@4.36", "flash"), ("deepspeed@0.10", "eager"),
+        ("deepspeed@2024-01", "flash"),
+    ],
+)  # fmt: skip
+def test_classes_call_pytorchs_attention_since_transformers_4_36(framework: str, attention: str) -> None:
+    """Transformers' issue 28005: "In Transformers 4.36, we started adding native support of" it, by default."""
+    job: dict[str, Any] = {"model": "llama-2-7b", "gpu": "h200", "gpus": 1, "seq_len": 512, "framework": framework}
+    assert memcalc.estimate(**job, lora="8:q,v").strategy.attention == attention
+    assert memcalc.estimate(**job, lora="8:q,v", attention="flash").strategy.attention == "flash"
+
+
+def test_a_report_of_2023_agrees_with_the_attention_of_its_time() -> None:
+    """PEFT's issue 675 (2023-07-09), RoBERTa-large, 64 times 96 tokens: "around 17 GB"; BERT-large has its shape."""
+    found = memcalc.estimate(
+        model="bert-large", gpu="a100-80g", gpus=1, framework="hf@4.30", precision="fp32", micro_batch=64,
+        global_batch=64, seq_len=96, recompute="none",
+    )  # fmt: skip
+    assert found.peak.device == pytest.approx(17e9, rel=0.05)
