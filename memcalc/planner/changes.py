@@ -50,6 +50,10 @@ class Change:
         flags = [f"--{flag(name)} {value_text(value)}" for name, value in self.options.items()]
         return " ".join([*flags, *(f"--set {name}={value_text(value)}" for name, value in self.settings.items())])
 
+    def has(self, other: Change) -> bool:
+        """Whether it decides something that the other does."""
+        return not {*self.options, *self.settings}.isdisjoint({*other.options, *other.settings})
+
     def beside(self, other: Change) -> Change:
         """Both, in the group of the other."""
         return Change(other.group, {**self.options, **other.options}, {**self.settings, **other.settings})
@@ -109,16 +113,17 @@ class Search:
         return self._changed[change.text]
 
     def fitting(self, change: Change) -> Iterator[Nearest]:
-        """The change, where the job fits with it; a tight one with expandable segments too, where it then fits."""
+        """The change, where the job fits with it; a tight one also beside what is free, the first that fits."""
         plan = self.plan(change)
         if plan is None:
             return
         yield self.answer(change, plan)
-        if plan.is_tight and self.expandable is not None and not set(EXPANDABLE) & set(change.settings):
-            both = self.expandable.beside(change)
-            relaxed = self.plan(both)
+        for free in (*self.free, *self.unwrapped) if plan.is_tight else ():
+            both = free.beside(change)
+            relaxed = None if change.has(free) else self.plan(both)
             if relaxed is not None and not relaxed.is_tight:
                 yield self.answer(both, relaxed)
+                return
 
     def plan(self, change: Change) -> SimulatedPlan | None:
         """The plan that the search lists first with a change; None where nothing fits or it is not possible."""
@@ -195,6 +200,16 @@ class Search:
         known = smaller_losses(self.job.request, habits, self.job.model)
         losses = [loss for loss, code in known.items() if not code]
         return changes + [Change("same training", {"loss": loss}) for loss in losses[:1]]
+
+    @property
+    def unwrapped(self) -> list[Change]:
+        """On one GPU the Trainer, which has no copies of FSDP's, where no framework is given."""
+        alone = self.gpus == 1 and "framework" not in self.given
+        return (
+            []
+            if not alone or defaults.is_frozen(self.job.request)
+            else [Change("another framework", {"framework": "hf"})]
+        )
 
     @property
     def _is_adamw(self) -> bool:

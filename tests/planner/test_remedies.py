@@ -185,6 +185,13 @@ def test_a_framework_that_does_not_run_a_models_mixers_is_none_of_them() -> None
     assert not [remedy for remedy in short.nearest if "--lora" in remedy.change]
 
 
+def test_one_gpu_needs_no_copies_of_fsdp() -> None:
+    """16-bit weights, gradients and moments of 8B are 59.8 GiB; FSDP 2 gathers blocks even from itself."""
+    result = memcalc.plan(model="llama-3.1-8b", gpu="h100", gpus=1)
+    narrow = {remedy.change: remedy.verdict for remedy in by_group(result, "numerics")}
+    assert narrow == {"--precision bf16": "tight", "--framework hf --precision bf16": "fits"}
+
+
 def test_a_gpu_without_bf16_trains_in_fp16_without_code() -> None:
     """FSDP 2's script scales the loss; gradients of fp32 shards are unscaled (torch/amp/grad_scaler.py)."""
     first = memcalc.plan(model="gpt2", gpu="v100-32g", gpus=2, top=1, advice=False).plans[0]
