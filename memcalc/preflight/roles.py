@@ -158,13 +158,33 @@ def answer(job: MergedJob, configs: tuple[Config, ...], dirs: tuple[str, ...], *
     if not isinstance(keywords["model"], str):
         raise MissingError("the files describe a model by its sizes, which post-training does not take: give --model.")
     result = rl(**keywords, preset_dirs=dirs, advice=advice)
+    deferred = _deferred(keywords, result, dirs) if job.facts["rl.framework"] == "verl" else ()
     findings = [(config, finding) for config in configs for finding in config.findings]
     noted = tuple(
         f"{config.document.path.name}: {finding.message}"
         for config, finding in (*findings, *job.findings)
         if finding.severity != "note"
     )
-    return result.model_copy(update={"warnings": (*noted, *_left_out(job, configs), *result.warnings)})
+    return result.model_copy(update={"warnings": (*noted, *deferred, *_left_out(job, configs), *result.warnings)})
+
+
+def _deferred(keywords: Mapping[str, Any], result: Rl, dirs: tuple[str, ...]) -> Iterator[str]:
+    """Say where the release that always defers reductions holds more than the GPU has.
+
+    verl 483b8a00 (v0.9.0, August 2026) workers/engine/fsdp/transformer_impl.py, _gradient_sync_context, asks no key (PR
+    7095); releases with the key (PR 7458, and its backport to 0.9) have it off.
+    """
+    if "whole_gradients" in keywords or keywords.get("lora") or result.verdict == "does-not-fit":
+        return
+    other = rl(**keywords, whole_gradients=True, preset_dirs=dirs, advice=False)
+    if other.verdict != result.verdict:
+        yield (
+            "verl 0.9.0 always keeps gradients whole until a step's last micro-batch, with which this "
+            f"{_VERDICTS[other.verdict]}: --set rl.whole_gradients=true counts it."
+        )
+
+
+_VERDICTS = {"does-not-fit": "does not fit", "tight": "is tight"}
 
 
 def _left_out(job: MergedJob, configs: tuple[Config, ...]) -> Iterator[str]:

@@ -253,13 +253,6 @@ _PASS = 16384
 """Tokens of a pass of log-probabilities where an update says none."""
 
 
-_ALWAYS_WHOLE = (
-    "verl 0.9.0 keeps the gradients of all micro-batches but a step's last whole, and has no key for it: counted are "
-    "other releases, which reduce each unless use_no_sync_for_gradient_accumulation is true"
-)
-"""Of 2423f801 (PR 7095, July 2026), which v0.9.0 has, until PR 7458 of August 2026 and its backport (PR 7719)."""
-
-
 def _trained(reader: ConfigReader) -> None:
     """How the policy is kept and trained."""
     variable = reader.document.unknown.get(split_key(key := f"{_MODEL}.path"), "")
@@ -275,9 +268,9 @@ def _trained(reader: ConfigReader) -> None:
     config = f"{_ACTOR}.fsdp_config"
     if (shards := reader.integer(key := f"{config}.fsdp_size", -1, low=-1)) is not None and shards > 0:
         reader.set("dp_shard", shards, key)  # workers/fsdp_workers.py, create_device_mesh
-    if reader.flag(key := f"{config}.use_no_sync_for_gradient_accumulation"):
+    if reader.has(key := f"{config}.use_no_sync_for_gradient_accumulation"):
         # workers/engine/fsdp/transformer_impl.py, _gradient_sync_context; off in the YAML of releases that have the key
-        reader.set("rl.whole_gradients", True, key)
+        reader.set("rl.whole_gradients", reader.flag(key), key)
     if reader.flag(key := f"{config}.offload_policy"):
         reader.set("offload", ("params",), key)
     parks = [part for part in ("params", "optimizer") if reader.flag(f"{config}.{part.removesuffix('s')}_offload")]
@@ -290,8 +283,6 @@ def _trained(reader: ConfigReader) -> None:
         reader.set("lora", f"{rank}:all-linear" if everywhere else str(rank), key)
     elif reader.has(key := f"{_MODEL}.lora_adapter_path") or tuple(key.split(".")) in reader.document.unknown:
         reader.ask("lora", key, "-", "names adapters to go on with, whose rank stands beside them")
-    elif not reader.has(key := f"{config}.use_no_sync_for_gradient_accumulation"):
-        reader.note("note", "MC004", key, _ALWAYS_WHOLE, "--set rl.whole_gradients=true counts 0.9.0")
     if reader.flag(key := f"{_MODEL}.use_fused_kernels"):
         reader.set("rl.logits", "fused", key)
     if reader.flag(key := f"{_ACTOR}.calculate_entropy") or reader.number(key := f"{_ACTOR}.entropy_coeff", 0.0):
