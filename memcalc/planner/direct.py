@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,10 +164,18 @@ def with_replicas(
     result = []
     for layout in layouts:
         counts = usual_replicas(layout, node.gpus, one_node=habits.flat_units) if searched else [given or 1]
+        if searched and habits.fills_experts and layout.ep == 1:
+            counts = list(dict.fromkeys([*counts, _without_filling(layout, model)]))
         if choice is not None:
             counts = choice.of(counts, [n for n in range(1, layout.dp + 1) if layout.dp % n == 0])
         result += [layout if n == 1 else layout.replicated(n) for n in counts if can_replicate(layout, n)]
     return result
+
+
+def _without_filling(layout: Layout, model: Model) -> int:
+    """Replicas whose ranks divide the stacked experts, which FSDP 2 fills up to a multiple of those (MC117)."""
+    ranks = layout.dp * layout.cp
+    return ranks // gcd(ranks, *(getattr(group.block.mlp, "experts", 0) for group in model.groups))
 
 
 def usual_replicas(layout: Layout, node_gpus: int, *, one_node: bool = False) -> list[int]:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc import api
 from memcalc.api import load_model, single
 from memcalc.errors import CombinationError, InputError
+from memcalc.frameworks import habits_of
 from memcalc.grid import Layout
+from memcalc.planner.axes import layouts_of
 from memcalc.planner.pipelines import is_legal
 from memcalc.terms import ModelOnGrid
 from memcalc.timing.work import work_of
@@ -199,3 +202,11 @@ def test_no_shard_keeps_all_states_on_each_rank() -> None:
     assert max(size for (part, _), size in sizes.items() if part == "buffers") < weights / 4
     with pytest.raises(memcalc.errors.CombinationError, match="several ranks"):
         memcalc.estimate(**{**words, "framework": "fsdp2"})
+
+
+def test_a_search_tries_the_replicas_whose_ranks_divide_the_experts() -> None:
+    """60 experts on 8 ranks fill 64 rows; 4 ranks of two replicas hold 15 each."""
+    job = api.resolve("qwen1.5-moe-a2.7b", "h100", {"gpus": 8, "framework": "fsdp2"}, several=True)
+    habits = habits_of("fsdp2")
+    found = layouts_of(job.request, job.model, job.node, 8, 4096, habits)
+    assert {layout.dp_replicate for layout in found} == {1, 2}
