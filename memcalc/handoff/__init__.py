@@ -255,10 +255,20 @@ def _settled(name: str, framework: str, keywords: dict[str, Any]) -> dict[str, A
         return {**over, "settings": {**form.settles, **over.get("settings", {}), **narrow}}
     stated = {"precision", "autocast"} & _given(keywords).keys()
     if not launched or stated:
-        return {"settings": dict(form.settles)}
+        narrow_weights = {} if stated or form.casts_shards else _narrow_weights(framework.partition("@")[0], keywords)
+        return {**narrow_weights, "settings": dict(form.settles)}
     # Accelerate 1.15, accelerator.py (prepare_model) and utils/dataclasses.py (set_mixed_precision of its plugin)
     precision = "fp16-mixed" if half else "bf16-mixed" if form.casts_shards else "bf16"
     return {"precision": precision, "autocast": True, "settings": {**form.settles, "strategy.reduce_dtype": "bf16"}}
+
+
+def _narrow_weights(framework: str, keywords: dict[str, Any]) -> dict[str, Any]:
+    """The precision of weights that are loaded in the dtype of the arithmetic, as axolotl does (resolve_dtype)."""
+    dtype = "bf16" if _has_bf16(keywords) else "fp16"
+    if framework == "deepspeed":
+        return {"precision": f"{dtype}-mixed"}
+    unsharded = framework == "ddp" or str(keywords.get("gpus")) == "1"
+    return {"precision": "bf16", "autocast": True} if unsharded and dtype == "bf16" else {}
 
 
 def _has_bf16(keywords: dict[str, Any]) -> bool:
@@ -277,8 +287,8 @@ def _framework_of(name: str, keywords: dict[str, Any]) -> str:
     halved = not form.casts_shards and not keywords.get("lora") and keywords.get("precision") != "fp32"
     if halved and not _has_bf16(keywords):
         return "deepspeed"
-    if name in FORMATS_OF["fsdp2"][1:] and str(keywords.get("gpus") or "") != "1":
-        return "fsdp2"
+    if name in FORMATS_OF["fsdp2"][1:]:
+        return "hf" if str(keywords.get("gpus") or "") == "1" else "fsdp2"
     places = {framework: formats.index(name) for framework, formats in _USUAL if name in formats}
     return form.era or min(places, key=lambda framework: places[framework])
 

@@ -69,6 +69,14 @@ def test_axolotl_trains_all_weights_without_bf16_under_deepspeed_or_in_fp32() ->
     assert "attn_implementation: sdpa" in write_plan(plan, "axolotl", None, ()).files[Path("config.yaml")]
 
 
+def test_axolotl_on_one_gpu_trains_the_16_bit_weights_that_it_loads() -> None:
+    """resolve_dtype loads in bf16, under autocast; FSDP 1, which casts to fp32, was planned with offload."""
+    job: dict[str, Any] = {**JOB, "gpus": 1, "recompute": "full", "micro_batch": 1}
+    (plan,) = plan_to("axolotl", top=1, **job).plans
+    assert (plan.strategy.precision, plan.strategy.autocast, plan.strategy.zero) == ("bf16", True, 0)
+    assert not plan.strategy.offload
+
+
 def test_the_first_plan_that_a_format_says_is_not_told_apart_from_one_that_it_does_not() -> None:
     """The Trainer recomputes one block in four, and axolotl all or none."""
     job = {**JOB, "model": "llama-3.1-8b", "gpu": "l40s", "gpus": 4, "lora": "16:all-linear"}
@@ -182,6 +190,7 @@ def test_each_format_is_of_a_framework_where_none_is_named() -> None:
         ("axolotl", {"gpus": 1}, "hf"),
         ("axolotl", {"gpus": 2}, "fsdp2"),
         ("accelerate", {"gpus": "2/4"}, "fsdp2"),
+        ("accelerate", {"gpus": 1}, "hf"),
         ("trainer", {"gpus": 2, "lora": 8, "precision": "bf16"}, "fsdp2"),
         ("deepspeed", {"gpus": 2}, "deepspeed"),
     ):
@@ -196,6 +205,7 @@ def test_a_plan_for_axolotl_is_of_what_axolotl_sets_by_itself() -> None:
         assert (plan.strategy.expandable_segments, plan.strategy.reduce_dtype) == (True, "bf16")
         done = write_plan(plan, "axolotl", None, ())
         assert "sync_each_batch: true" in done.files[Path("config.yaml")]
+        assert "activation_checkpointing: true" in done.files[Path("config.yaml")]  # before FSDP wraps the blocks
         assert not [note for note in done.notes if "what runs has" in note]
 
 

@@ -124,6 +124,8 @@ def _recomputation(job: ConfigJob) -> dict[str, Any]:
     moved = "activations" in plan.offload and job.framework != "deepspeed"
     alone = full or not moved or bool(plan.lora)
     job.require(alone, "offload", "without adapters axolotl offloads them with recompute full", value="activations")
+    if full and _sharded(job) and not (moved or kind == "reentrant" or job.editing):
+        return {"fsdp_config.activation_checkpointing": True}  # before FSDP wraps the block, not inside (MC104)
     return {
         "gradient_checkpointing": full or moved,
         "gradient_checkpointing_kwargs.use_reentrant": kind == "reentrant" if full else None,
