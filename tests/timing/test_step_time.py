@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from fits import step_time
-from fits.throughput import job_of, layout_runs
+from fits import networks, step_time
+from fits.throughput import built, job_of, layout_runs
 
 from memcalc import api, catalog, validation
 from memcalc.grid import Grid, Layout
@@ -112,6 +113,16 @@ def test_how_the_layouts_of_published_sweeps_are_put_in_order() -> None:
     assert hagemann.regret <= 0.055
     assert hagemann.first / hagemann.sweeps >= 0.85
     assert nanotron.regret <= 0.05
+
+
+@pytest.mark.slow
+def test_the_sweeps_own_steps_ask_for_a_slower_network_than_is_assumed() -> None:
+    """What of a layout's step does not shrink with its micro-batches; docs/evidence.md says so."""
+    jobs = list(built((run for run in layout_runs() if run.group == "Hagemann 2023"), Counter()))
+    found = list(networks.pairs(jobs))
+    (assumed,) = {job.node.internode_bytes_per_s_per_gpu * job.node.gpus_per_host for job in jobs}
+    assert len(found) > 20
+    assert networks.node_rate(found) < assumed / 4
 
 
 SCALED = {
