@@ -33,6 +33,21 @@ LONGEST = (
 """Files whose slow tests begin first, so that no process waits for one of them at the end."""
 
 
+def pytest_configure() -> None:
+    """Make each replay and each template once (`replays`)."""
+    from replays import remember
+
+    remember()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """In some files each job makes its own."""
+    from replays import for_test_in
+
+    for_test_in(item.path)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files that take minutes before all others."""
     places = {stem: place for place, stem in enumerate(LONGEST)}
