@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -59,10 +59,10 @@ STRENGTHS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LOW, HIGH, LIMIT = (1 - COVERAGE) / 2, (1 + COVERAGE) / 2, COVERAGE
 
 
-def residuals() -> list[ReserveSample]:
-    """Residuals of all shipped runs that have a reserved or a device figure."""
+def residuals(among: Callable[[Run], bool] = lambda _: True) -> list[ReserveSample]:
+    """Residuals of all shipped runs, or some ``among`` them, that have a reserved or a device figure."""
     runs, presets, found = read_runs().run, validation.Presets(), []
-    for run in runs:
+    for run in filter(among, runs):
         if not {"reserved", "device"} & set(run.measured.figures):
             continue
         try:

@@ -139,11 +139,10 @@ def test_a_fault_of_the_program_is_a_row_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_nothing_fits_the_row_has_the_reason() -> None:
-    sweep = {
-        "jobs": {"model": "llama-2-70b", "gpu": "v100-16g", "gpus": 1, "seq_len": 4096, "global_batch": "64k tokens"}
-    }
-    row = memcalc.sweep(sweep, jobs=1).rows[0]
-    found = memcalc.plan(model="llama-2-70b", gpu="v100-16g", gpus=1, seq_len=4096, global_batch="64k tokens")
+    job = {"model": "llama-2-70b", "gpu": "v100-16g", "gpus": 1, "framework": "hf", "seq_len": 4096}
+    job["global_batch"] = "64k tokens"
+    row = memcalc.sweep({"jobs": job}, jobs=1).rows[0]
+    found = memcalc.plan(**job)
     assert row["status"] == "does-not-fit"
     assert found.too_large.rstrip(".") in row["reason"]
     assert found.nearest[0].change in row["reason"]
