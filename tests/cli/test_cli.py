@@ -115,7 +115,7 @@ def test_help_shows_the_example(command: str) -> None:
 
 
 RUN = [
-    pytest.param(command, marks=pytest.mark.slow) if command == "validate" else command
+    pytest.param(command, marks=pytest.mark.slow) if command in {"probe", "validate"} else command
     for command in sorted(set(EXAMPLES) - {"ui"})  # which runs until it is interrupted: tests/ui
 ]
 
