@@ -123,6 +123,11 @@ class Stage:
         return [groups[index] for index in rows.distinct[self.scalar(rows.index)]]
 
     @cached_property
+    def widths(self) -> list[GroupActivations]:
+        """Those of the blocks, or where embedding or head is a stage of its own those of the model's (torchtitan)."""
+        return self.layers or groups_of(self.census)
+
+    @cached_property
     def shares(self) -> list[int]:
         """Elements of each weight of the stage, in the order of the modules; what is in none of them stands for one.
 
@@ -191,7 +196,7 @@ class Stage:
     @property
     def gradient_width(self) -> int:
         """Bytes of a weight's gradient as backward makes it."""
-        return self.scalar(self.layers[0].gradient_width[0])
+        return self.scalar(self.widths[0].gradient_width[0])
 
     @property
     def embedding_gradient_width(self) -> int:

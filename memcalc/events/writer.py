@@ -157,12 +157,12 @@ class StepWriter(PassingTerms):
         return partial(self._keep_dummy, activations) if self.dummies else None
 
     def _input_bytes(self) -> int:
-        activations = self.layers[0]
+        activations = self.widths[0]
         return self._sizes(activations, activations.template(self.grid.policies[0], activations.settings[0]))[0]
 
     def _embedded_bytes(self) -> int:
         """What the stage's first block is given: an fp32 residual stream begins with the embedding's own width."""
-        setting, first = self.layers[0].settings[0], self.scalar(self.grid.is_first)
+        setting, first = self.widths[0].settings[0], self.scalar(self.grid.is_first)
         narrow = self.census.model.wide_residual and first
         return self._input_bytes() * setting.embedding // setting.residual if narrow else self._input_bytes()
 
@@ -173,7 +173,7 @@ class StepWriter(PassingTerms):
         self._begin("forward")
         self.units.enter(self.last_unit, None)
         self.heads[index] = run = Run(
-            self.head, self._sizes(self.layers[-1], self.head), self._added_by(self.layers[-1])
+            self.head, self._sizes(self.widths[-1], self.head), self._added_by(self.widths[-1])
         )
         self.log.free(run.forward(self.log, x, partial(self.units.hand_over, self.last_unit)))
 

@@ -212,3 +212,12 @@ def test_interleaved_stages_hold_chunks_and_not_whole_micro_batches(chunks: int)
         for phase in ("forward-last", "backward-last"):
             there = int(np.asarray(ledger.phase(phase)).reshape(-1)[stage])
             assert held[phase][0] == pytest.approx(there, rel=0.01), (stage, phase)
+
+
+def test_a_stage_may_hold_the_head_alone() -> None:
+    """12 blocks and both ends over 8 stages (torchtitan 0.2.2, generate_llm_fqn_per_model_part)."""
+    words = {"framework": "torchtitan", "gpus": 8, "pp": 8, "zero": 3, "recompute": "none", "global_batch": 8}
+    census, ledger = job("gpt2", **words)
+    held = replay(step_events(census, ledger, 7)).phases["step"][0]
+    assert [int(np.ravel(count)[-1]) for count in census.layers] == [0]
+    assert held >= 4 * 4 * 50_257 * 768  # its weight, gradient and both moments in fp32
