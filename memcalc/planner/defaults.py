@@ -98,6 +98,8 @@ def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, prec
     if query == "efficient" and precisions == ["fp32"] and grouped(model):
         raise CombinationError("attention", query, "in fp32 it has no grouped-query kernel; use math or eager")
     fallback = "math" if precisions == ["fp32"] and grouped(model) else "efficient"
+    if habits.engine:  # Megatron-LM d98e8a64 transformer/enums.py, AttnBackend: flash, fused, unfused
+        fallback = "eager"
     default = (te_kernel(gpu) if habits.attention_library == "te" else "flash") if able else fallback
     if precisions == ["fp32"]:  # Megatron's own attention, where Transformer Engine has no kernel
         default = "eager" if habits.kernels == "te" else fallback

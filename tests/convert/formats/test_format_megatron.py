@@ -808,3 +808,12 @@ def test_the_defaults_are_those_of_its_parser() -> None:
     assert of(SIZES + "--num-experts 4").get("model")["moe"]["topk"] == FLAGS["--moe-router-topk"]["default"]
     assert from_flat(sizes).groups[0].count == 4
     assert parse_document(Path("x.yaml"), "a: 1", "yaml").kind == "yaml"
+
+
+def test_gpus_without_flash_attention_run_megatrons_unfused_kernel() -> None:
+    """core/transformer/enums.py, AttnBackend: flash, fused, unfused, whose scores are kept for backward."""
+    job: dict[str, Any] = {"model": "llama-2-7b", "gpu": "v100-32g", "gpus": 8, "tp": 8, "recompute": "none"}
+    found = memcalc.estimate(**job, framework="megatron", seq_len=2048, micro_batch=1)
+    scores = 32 * 2048 * 2048 // 8 * 32  # heads of a rank, over all blocks
+    assert found.strategy.attention == "eager"
+    assert found.saved.total > 2 * scores
