@@ -22,6 +22,8 @@ from memcalc.results.estimates import Estimate
 from memcalc.specs.options import BY_NAME
 from memcalc.units import GIB
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 COUNTED = {"every": "every-2", "block": "block-4", "uniform": "uniform-2", "segments": "segments-4"}
 STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 FIELDS = ("reduce_dtype", "grad_accum_dtype", "fsdp_schedule", "precision_aware", *STATES)

@@ -28,6 +28,8 @@ from memcalc.planner.job import pinned
 from memcalc.preflight import check
 from memcalc.results.plans import Plans, SavedPlan
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 LAYOUT = {"tp": 1, "pp": 1, "cp": 1}
 JOB: dict[str, Any] = {"model": "llama-2-7b", "gpu": "a100-40g", "gpus": 8, "global_batch": 128}
 SIMPLE = {"recompute": "none/every-2/full"}

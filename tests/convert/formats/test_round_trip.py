@@ -28,6 +28,8 @@ from memcalc.results.plans import SavedPlan
 from memcalc.specs.strategy import FRAMEWORKS
 from memcalc.units import GIB
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 MODELS = ("llama-3-8b", "llama-3-8b", "llama-3-8b", "llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "qwen2.5-0.5b")
 """Presets that are drawn; the first is one that every framework names."""
 DRAWN = [pytest.param(6, 1, id="some"), pytest.param(16, 3, id="many", marks=pytest.mark.slow)]
