@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def answers_once() -> Iterator[None]:
     def once(call: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*words: Any, **options: Any) -> Any:
             told = {name: value for name, value in options.items() if not callable(value)}  # progress is no question
-            asked = call.__name__, repr(words), repr(sorted(told.items()))
+            asked = call.__name__, str(Path.cwd()), repr(words), repr(sorted(told.items()))
             if asked not in known:
                 known[asked] = call(*words, **options)
             return known[asked]
