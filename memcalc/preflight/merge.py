@@ -11,11 +11,19 @@ from memcalc.errors import ObjectiveError
 from memcalc.frameworks import habits_of
 from memcalc.planner.defaults import te_kernel
 from memcalc.planner.request import check_words
-from memcalc.preflight.by_model import fill_in, keep_images, keep_kernels, keep_targets, tell
 from memcalc.preflight.job import COMPARED, MergedJob
 from memcalc.preflight.names import gpu_named, model_named, preset_like
-from memcalc.preflight.precision import load_wider, note_reductions, set_precision
 from memcalc.preflight.roles import stand_in
+from memcalc.preflight.settled import (
+    fill_in,
+    keep_images,
+    keep_kernels,
+    keep_targets,
+    load_wider,
+    note_reductions,
+    set_precision,
+    tell,
+)
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import NUMBERS, SETTINGS
