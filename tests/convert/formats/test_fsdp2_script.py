@@ -480,7 +480,7 @@ def trajectory(text: str, ranks: int, folder: Path) -> tuple[list[float], set[fl
     for old, new in (
         ("STEPS = 10", "STEPS = 3"),
         ("    for buffer in model.buffers():", f"{FILL}    for buffer in model.buffers():"),
-        ("    optimizer.step()\n", f"{CLIP}    optimizer.step()\n"),
+        ("    scaler.step(optimizer)\n", f"{CLIP}    scaler.step(optimizer)\n"),
         ("loss.item():.3f", "loss.item():.5f"),
         ("lr=3e-4", "lr=2.0"),
     ):
