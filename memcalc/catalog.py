@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc import preset_names
 from memcalc.errors import AbsentError, FileError, InputError, UnknownNameError
+from memcalc.files import asks
 from memcalc.preset_names import (
     KINDS,
     Folder,
@@ -207,7 +208,7 @@ def _find(kind: Kind, name: str, preset_dirs: Dirs) -> tuple[dict[str, Any], str
     if not isinstance(name, str):
         raise InputError(kind, name, "must be the name of a preset, or the path of a TOML file")
     listed = _Names(kind, _shelves(preset_dirs))
-    path = _is_path(name) and (not is_hub_id(name) or Path(name).exists())
+    path = _is_path(name) and (not is_hub_id(name) or asks(Path(name).exists))
     lead = listed.as_written(name) if path else listed.lookup(name)
     if lead is not None and lead.preset:
         other = {alias for alias, target in listed.aliases.items() if target == lead.preset}
@@ -300,7 +301,7 @@ def _shipped() -> Folder:
 
 
 def _given(path: str | os.PathLike[str]) -> Folder:
-    if not Path(path).is_dir():
+    if not asks(Path(path).is_dir):
         raise FileError("preset-dir", os.fspath(path), "must be a directory with models/, gpus/ or nodes/ in it")
     return Folder(Path(path))
 

@@ -133,10 +133,13 @@ def plain_cell(text: str) -> str:
 
 def write_folder(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
     """Write files into a folder: a new one is there with all of them or not at all; in one that is there, each is."""
-    if not folder.exists():
-        if not folder.absolute().parent.is_dir():
+    if not asks(folder.exists):
+        if not asks(folder.absolute().parent.is_dir):
             raise OutputError("write", str(folder), f"the directory {folder.parent} must exist")
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:80]}.", dir=folder.absolute().parent))
+        try:
+            beside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:80]}.", dir=folder.absolute().parent))
+        except OSError as error:
+            raise OutputError("write", str(folder), error.strerror or "must be a folder that can be written") from None
         try:
             beside.chmod(0o777 & ~_umask())
             for name, text in texts.items():

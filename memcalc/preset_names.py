@@ -10,6 +10,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
 from memcalc.errors import FileError, InputError, UnknownNameError, nearest
+from memcalc.files import asks
 
 _FORM = r"hf|chat|instruct|base|it|pt|sft|dpo"
 _FORM_AT_END = re.compile(rf"-({_FORM})$")
@@ -367,7 +368,7 @@ def read_toml(path: Traversable) -> dict[str, Any]:
 
 
 def _read(path: Traversable) -> bytes:
-    if not path.is_file():
+    if not asks(path.is_file):
         raise FileError("file", str(path), "must be an existing regular file")
     try:
         with path.open("rb") as stream:

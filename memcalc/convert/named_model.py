@@ -75,7 +75,7 @@ def named_model(name: str, preset_dirs: Sequence[str] = ()) -> NamedModel:
         from memcalc.convert.huggingface import read_model
 
         return NamedModel(read_recorded(path) if is_json and is_recorded(path) else read_model(name))
-    if not is_hub_id(name) or path.exists():
+    if not is_hub_id(name) or asks(path.exists):
         return _preset(name, HubEntry(), preset_dirs)
     return _of_hub(name, preset_dirs)
 

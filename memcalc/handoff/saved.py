@@ -15,7 +15,7 @@ from memcalc._version import __version__
 from memcalc.calibrations import NONE
 from memcalc.convert.document import parse_document, read_text
 from memcalc.errors import FileError, InputError, MemcalcError, MissingError, UnknownNameError
-from memcalc.files import output_path, replacing
+from memcalc.files import asks, output_path, replacing
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.capabilities import capabilities_of
@@ -251,7 +251,7 @@ def _not_carried(job: JobRecord, dirs: tuple[str, ...]) -> list[str]:
     if dirs:
         notes.append("custom presets are not saved. Pass --preset-dir to export.")
     path = Path(job.model or "")
-    if path.suffix in {".json", ".toml"} or path.is_dir():
+    if path.suffix in {".json", ".toml"} or asks(path.is_dir):
         notes.append("the model is saved as a path; it must exist where you export.")
     if job.options.get("calibration", NONE) != NONE:
         notes.append("the calibration is saved as a path; it must exist where you export.")

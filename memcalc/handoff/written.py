@@ -14,6 +14,7 @@ from memcalc.convert.formats import FORMATS_OF, Format, get_format, render_confi
 from memcalc.convert.formats.base import WRITABLE, ConfigJob
 from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.errors import CombinationError, UnknownNameError
+from memcalc.files import asks
 from memcalc.frameworks import habits_of
 from memcalc.handoff.round_trip import check_command
 from memcalc.handoff.saved import estimated_again
@@ -140,7 +141,7 @@ def first_written(plan: Plan, names: Sequence[str], path: Path | None, dirs: tup
 def write_plan(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[str, ...]) -> Exported:
     """Write one plan in a format, and prove that what is written is the plan."""
     form = get_format(to)
-    target = Path(usual_name(form)) if path is None else path / usual_name(form) if path.is_dir() else path
+    target = Path(usual_name(form)) if path is None else path / usual_name(form) if asks(path.is_dir) else path
     estimate = estimated_again(plan, dirs)
     job = _job(plan, estimate, form, target, dirs)
     check, runs = check_command(form, _files(form, job, target), plan.job, estimate, dirs)

@@ -23,7 +23,13 @@ from memcalc.planner.job import strategy_record
 from memcalc.planner.occasions import asked_for, occasions_of, uncounted
 from memcalc.planner.ranking import Objective, ObjectiveName
 from memcalc.planner.recipe import recipe, remedies
-from memcalc.planner.remedies import instead_of_offload, instead_of_slow, instead_of_tight, nearest
+from memcalc.planner.remedies import (
+    in_another_framework,
+    instead_of_offload,
+    instead_of_slow,
+    instead_of_tight,
+    nearest,
+)
 from memcalc.planner.request import one_of, positive
 from memcalc.planner.search import Wanted
 from memcalc.planner.sentences import code_warnings, fits_beyond, no_fit_gpu, no_fit_host, unopened, why, why_not
@@ -139,8 +145,8 @@ def _advice(
         return nearest(job, gpus, record, elsewhere=spared > 0 or "framework" not in job.request.given)
     if several and several.resident:
         return instead_of_tight(job, record, plans)
-    slow = instead_of_slow(job, record, plans, share) if several is None else iter(())
-    return chain(slow, instead_of_offload(job, record, plans), instead_of_tight(job, record, plans))
+    slow = [] if several else [instead_of_slow(job, record, plans, share), in_another_framework(job, record, plans)]
+    return chain(*slow, instead_of_offload(job, record, plans), instead_of_tight(job, record, plans))
 
 
 def _nothing(job: PlanJob, outcome: SearchResult, gpus: int, wish: PlanOptions, spared: int) -> str:

@@ -37,6 +37,8 @@ MOST, HARDWARE = 3, 2
 FASTER, SCARCE = 1.5, 0.02
 """How many times as fast a change has to make the first plan that fits, and the share of strategies that fit up to
 which such changes are looked for: each is a search of its own."""
+SPENT = 1 / 3
+"""Share of a step in messages, recomputation and an empty pipeline from which other frameworks are looked at."""
 
 
 WHOLE = Change("another framework", {"framework": "ddp"})
@@ -77,6 +79,17 @@ def instead_of_slow(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...], sh
     changes = [*search.free, *([_together(search.free)] if len(search.free) > 1 else [])]
     answers = (answer for change in changes for answer in search.fitting(change) if answer.verdict == "fits")
     yield from (answer for answer in answers if answer.tokens_per_second_per_gpu >= least)
+
+
+def in_another_framework(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -> Iterator[Nearest]:
+    """Where the first plan spends much of a step on what pays for its memory, frameworks that are much faster."""
+    first, time = plans[0], plans[0].time
+    spends = time.communication + time.recompute + time.bubble >= SPENT * time.step and first.gpus > job.node.gpus
+    if not spends or "framework" in job.request.given or first.verdict != "fits" or first.strategy.offload:
+        return
+    answers = _other_frameworks(Search(job, first.gpus, record))
+    least = FASTER * time.tokens_per_second_per_gpu
+    yield from (answer for answer in answers if answer.verdict == "fits" and answer.tokens_per_second_per_gpu >= least)
 
 
 def nearest(job: PlanJob, gpus: int, record: JobRecord, *, elsewhere: bool = False) -> Iterator[Nearest]:

@@ -21,6 +21,7 @@ from memcalc.errors import (
     UnknownFormatError,
     UnmodelledError,
 )
+from memcalc.files import asks
 from memcalc.preflight.job import ENDINGS, MergedJob, estimate_merged, read_files
 from memcalc.preflight.merge import merge
 from memcalc.preflight.roles import answer, check_counted
@@ -209,7 +210,7 @@ def survey(
         Where the folder is none, or has more than 5,000 such files.
     """
     root, dirs = Path(folder), tuple(preset_dirs)
-    if not root.is_dir():
+    if not asks(root.is_dir):
         raise FileError("folder", folder, "must be a folder")
     paths = sorted(_files_below(root))
     if len(paths) > MOST_FILES:

@@ -16,7 +16,7 @@ from memcalc.convert.document import Document, inside, overlay, parse_document, 
 from memcalc.convert.formats import get_format, recognise
 from memcalc.convert.formats.base import COMMITS, shipped
 from memcalc.errors import FileError, MemcalcError, MissingError, ObjectiveError, UncountedError, UnmodelledError, shown
-from memcalc.files import there
+from memcalc.files import asks, there
 from memcalc.frameworks import deepspeed, habits_of
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.idle import IDLE, labelled, lacking
@@ -43,8 +43,9 @@ def read_files(
     elsewhere must be given.
     """
     paths = tuple(paths)
-    for folder in filter(Path.is_dir, map(Path, paths)):
-        raise FileError("file", str(folder), _of_folder(folder))
+    for folder in map(Path, paths):
+        if asks(folder.is_dir):
+            raise FileError("file", str(folder), _of_folder(folder))
     reader = _References(dict(texts or {}), tuple(folders), {_real(Path(path)) for path in paths})
     for path in paths:
         reader.read(Path(path), None)

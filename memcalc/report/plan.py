@@ -272,9 +272,9 @@ def _shared(result: Plans, *, brief: bool) -> Iterator[Line]:
         role = _TIGHT.sub("", _PEAK.sub("", first.why)).replace("Simplest plan within", "Simplest within")
         role += say.open_order(result.plans)
         yield said("Why #1", role if brief else f"{first.why} MFU {100 * first.time.mfu:.1f}%.")
-    for plan in result.plans:
-        if plan.own_code:
-            yield said("Beyond", f"#{plan.rank} needs your own code: {'; '.join(plan.own_code)}.")
+    for code in dict.fromkeys(plan.own_code for plan in result.plans if plan.own_code):
+        ranks = [f"#{plan.rank}" for plan in result.plans if plan.own_code == code]
+        yield said("Beyond", f"{_listed(ranks)} need{'s' * (len(ranks) == 1)} your own code: {'; '.join(code)}.")
     yield from _warnings(result)
 
 
@@ -358,11 +358,15 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
 
 
 def _better(result: Plans) -> Nearest | None:
-    """Return a change that trains alike on the same GPUs, needs no offload and is no slower than #1."""
+    """Return a change that trains alike on the same GPUs, needs no offload and is no slower than #1.
+
+    Beside a plan without offload it may be another framework, of which only those that are much faster are listed.
+    """
     first = result.plans[0]
     if first.verdict != "fits" and not first.strategy.offload:
         return None
-    alike = (item for item in result.nearest if item.group == "same training" and item.verdict == "fits")
+    groups = ["same training", *["another framework"] * (not first.strategy.offload)]
+    alike = (item for item in result.nearest if item.group in groups and item.verdict == "fits")
     resident = (item for item in alike if not item.host_memory and "--gpus" not in item.change)
     least = first.time.tokens_per_second_per_gpu
     return next((item for item in resident if item.tokens_per_second_per_gpu >= least), None)

@@ -185,6 +185,30 @@ def test_wrong_toml_model(text: str) -> None:
     refused(["estimate", "--model", "mine.toml", "--gpu", "a100-80g"], "mine")
 
 
+LONG = "a" * 3000
+"""More than a file system has for a name."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["check", LONG], ["check", f"{LONG}/config.yml"], ["check", "--survey", LONG], ["sweep", LONG],
+        ["estimate", "--model", f"{LONG}/x", "--gpu", "a30"], ["estimate", "--model", f"{LONG}.toml", "--gpu", "a30"],
+        ["estimate", "--model", "gpt2", "--gpu", "a30", "--preset-dir", LONG],
+    ],
+    ids=lambda line: " ".join(line)[:40],
+)  # fmt: skip
+def test_a_name_too_long_for_a_file_is_refused(line: list[str]) -> None:
+    refused(line, "…aaa")
+
+
+@pytest.mark.parametrize("name", [LONG, f"{LONG}/x"])
+def test_a_folder_that_cannot_be_is_refused_after_the_plans(name: str) -> None:
+    result = run(["plan", "--model", "gpt2", "--gpu", "a30", "--gpus", "1", "--write", name])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("memcalc: --write '…aaa")
+
+
 @pytest.mark.usefixtures("folder")
 def test_output_is_not_overwritten() -> None:
     Path("plan.md").write_text("mine")

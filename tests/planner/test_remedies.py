@@ -128,6 +128,20 @@ def test_a_long_context_is_led_to_a_fused_loss_and_to_a_framework_that_cuts_the_
     assert not [answer for answer in memcalc.plan(**job, framework="fsdp2").nearest if answer.group == first.group]
 
 
+@pytest.mark.slow
+def test_a_plan_that_pays_for_its_memory_in_time_does_not_hide_a_faster_framework() -> None:
+    """405B on 512: Meta trained it with TP8 and PP16 (arXiv:2407.21783, table 4); FSDP 2 has no pipeline by itself."""
+    job = {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 512}
+    result = memcalc.plan(**job)
+    (faster,) = (remedy for remedy in result.nearest if remedy.group == "another framework")
+    assert (faster.change, faster.verdict) == ("--framework megatron", "fits")
+    assert faster.tokens_per_second_per_gpu > 1.5 * result.plans[0].time.tokens_per_second_per_gpu
+    assert faster.job is not None
+    first = memcalc.plan(**faster.job.keywords(), top=1, advice=False).plans[0]
+    assert (first.strategy.tp, first.strategy.pp, first.strategy.offload) == (8, 16, ())
+    assert not memcalc.plan(**job, framework="fsdp2").nearest
+
+
 def test_offload_is_not_the_last_word_where_a_switch_makes_it_needless() -> None:
     """A fused AdamW makes no copies of the states, so eight cards of 192 GB hold 16 bytes a parameter of 70B."""
     words = ["plan", "--model", "llama-3.1-70b", "--gpu", "mi300x", "--gpus", "8"]
