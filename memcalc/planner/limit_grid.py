@@ -14,12 +14,11 @@ from memcalc.errors import InputError
 from memcalc.frameworks.capability import SPLITS
 from memcalc.ledger import Ledger, computed
 from memcalc.planner import axes, defaults
-from memcalc.planner import request as rq
 from memcalc.planner.budget import capacity, pools_of
 from memcalc.planner.costs import legal, safe_limits
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import with_beside
-from memcalc.planner.request import batch_of, in_tokens, tokens_of
+from memcalc.planner.request import Request, batch_of, in_tokens, tokens_of
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
 from memcalc.specs.options import DEGREES
 from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
@@ -33,7 +32,6 @@ from memcalc.timing import rates_for, step_times
 if TYPE_CHECKING:
     from memcalc.formulas import Array
     from memcalc.grid import Grid, Layout
-    from memcalc.planner.request import Request
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.options import SharedSettings
     from memcalc.terms import Overhead
@@ -43,6 +41,8 @@ DECIDED = ("loss", "reduce_dtype", "autocast", *SPLITS)
 ROUNDING = 16
 """Bytes by which limits that are rounded to whole bytes may differ."""
 BATCH = "one micro-batch per rank"
+ALIKE = 256
+"""Candidates in a row whose refusal is that of the job."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LimitJob(PlanJob):
         """
         fields = {**self.request.given["fields"], **(split or {})}
         given = {**self.request.given, "global_batch": None, **options, "fields": fields}
-        return rq.Request(given, beyond=self.request.beyond)
+        return Request(given, beyond=self.request.beyond)
 
     def open(self, gpus: Sequence[int], seq_len: int) -> list[Grid]:
         """All that the request leaves open on any of some numbers of GPUs: a grid for each precision.
@@ -338,6 +338,8 @@ class SimulationCache:
         self.known: dict[LimitCandidate, SimulatedLimit | None] = {}
         self.unsafe: set[Hashable] = set()
         """Footprints of stages that reserve more than is safe."""
+        self.refused = 0
+        """Candidates in a row that were refused for what the job states."""
 
     def of(self, candidate: LimitCandidate) -> SimulatedLimit | None:
         """The figures of a candidate; None where ``estimate`` refuses it, or it is not safe and has to be."""
@@ -359,8 +361,13 @@ class SimulationCache:
         job, request = self.job, self.job.with_words(dict(candidate.split), **candidate.words)
         try:
             grid = axes.single_strategy(request, job.model, job.gpu, job.node)
-        except InputError:
+        except InputError as error:
+            name, stated = error.field.removeprefix("strategy.").replace("-", "_"), job.request.given
+            self.refused += name in stated or name in stated["fields"]
+            if self.refused == ALIKE:
+                raise
             return None
+        self.refused = 0
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         census = job.on(grid)
         ledger = build_ledger(census, overhead.workspaces, detail=detail)
@@ -375,10 +382,8 @@ class SimulationCache:
 
 
 def _footprints(candidate: LimitCandidate) -> dict[int, Hashable]:
-    if candidate.origin is None:
-        return {}
-    part, index = candidate.origin
-    return part.footprints(index)
+    part, index = candidate.origin or (None, ())
+    return part.footprints(index) if part is not None else {}
 
 
 def states_fit(job: LimitJob, grids: Sequence[Grid], micro_batch: int, seq_len: int) -> bool:

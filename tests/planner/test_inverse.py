@@ -475,6 +475,15 @@ def test_a_limit_that_is_logits_names_the_loss_that_makes_fewer() -> None:
     assert memcalc.largest("seq-len", **job, lora=True).limit.endswith("less with --loss fused-linear")
 
 
+def test_what_is_refused_of_each_strategy_is_refused_of_the_job() -> None:
+    """Not tried on 100,000 strategies, which took a minute and said that none is valid."""
+    with pytest.raises(CombinationError, match="'reentrant-inside': needs FSDP 1's units"):
+        memcalc.smallest(
+            "gpus", model="clip-vit-h-14", gpu="b200", framework="torchtitan", global_batch=8,
+            settings={"strategy.checkpoint": "reentrant-inside"},
+        )  # fmt: skip
+
+
 def test_the_fewest_gpus_have_their_share_of_their_nodes_host_memory_alone() -> None:
     """13B with Adam keeps 16 bytes a weight on the host, 194 GiB: an eighth of a DGX A100 has 128."""
     words = {"model": "llama-2-13b", "gpu": "a100-40g", "framework": "fsdp2", "recompute": "full"}
