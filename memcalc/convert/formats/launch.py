@@ -125,10 +125,11 @@ def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> N
     """
     document = reader.document
     refuse_switches(document.path.name, flag_document(document.path, document.text, launch.arguments).data)
-    says = f"{launch.script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
+    script = cut(" ".join(launch.script.split()))  # a quote that is not closed makes one word of many lines
+    says = f"{script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
     reader.note("warning", "MC001", "", says)
     if not reader.references and not directed:
-        reader.ask("framework", launch.script, "-", "has arguments of its own, which memcalc does not know")
+        reader.ask("framework", script, "-", "has arguments of its own, which memcalc does not know")
 
 
 @dataclass

@@ -233,6 +233,14 @@ def test_what_only_a_run_tells_is_asked_for() -> None:
     assert asked(read("qwen-lora.sh")) == {"gpus_per_node": "$(python -c 'import torch; print(torch.c"}
 
 
+def test_the_name_of_a_script_of_many_lines_is_one_line_where_it_is_asked_for() -> None:
+    """A quote that is closed far below; found by tests/fuzz.py."""
+    config = of("torchrun --nproc_per_node 8 'tools/\nmy_run.py' --width 3\n")
+    said = [*asked(config).values(), *(finding.message for finding in config.findings)]
+    assert any("tools/ my_run.py" in text for text in said)
+    assert not any("\n" in text for text in said)
+
+
 def test_a_file_that_the_script_writes_is_not_looked_for() -> None:
     for name in ("gpt2-hf-deepspeed.slurm", "bloom-176b.slurm", "deepspeed-megatron.sh"):
         config = read(name)
