@@ -83,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Search:
-    """A job that does not fit, and the searches for what does."""
+    """A job that does not fit, or not well, and the searches for what does."""
 
     job: PlanJob
     gpus: int
@@ -204,12 +204,8 @@ class Search:
     @property
     def unwrapped(self) -> list[Change]:
         """On one GPU the Trainer, which has no copies of FSDP's, where no framework is given."""
-        alone = self.gpus == 1 and "framework" not in self.given
-        return (
-            []
-            if not alone or defaults.is_frozen(self.job.request)
-            else [Change("another framework", {"framework": "hf"})]
-        )
+        alone = self.gpus == 1 and "framework" not in self.given and not defaults.is_frozen(self.job.request)
+        return [Change("another framework", {"framework": "hf"})] if alone else []
 
     @property
     def _is_adamw(self) -> bool:

@@ -87,7 +87,7 @@ def in_another_framework(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...
     spends = time.communication + time.recompute + time.bubble >= SPENT * time.step and first.gpus > job.node.gpus
     if not spends or "framework" in job.request.given or first.verdict != "fits" or first.strategy.offload:
         return
-    answers = _other_frameworks(Search(job, first.gpus, record))
+    answers = (answer for answer in _other_frameworks(Search(job, first.gpus, record)) if not answer.host_memory)
     least = FASTER * time.tokens_per_second_per_gpu
     yield from (answer for answer in answers if answer.verdict == "fits" and answer.tokens_per_second_per_gpu >= least)
 
