@@ -76,8 +76,9 @@ def launch_of(command: Command) -> Launch | None:
         return None
     for cut in range(len(tokens) - 1, at, -1):
         # Another program takes the command behind a lone `--`, or a line of several, and starts it
-        if tokens[cut].text in ("--", "&&") and _is_launcher(tokens[cut + 1 :]):
-            inner = launch_of(replace(command, tokens=tokens[cut + 1 :]))
+        behind = _behind(tokens[cut:])
+        if behind and _is_launcher(behind):
+            inner = launch_of(replace(command, tokens=behind))
             return None if inner is None else replace(inner, command=command, through=tuple(tokens[at:cut]))
     step: dict[str, Option] = {}
     named = [token.text.rpartition("/")[2] for token in tokens[:at]]
@@ -88,6 +89,16 @@ def launch_of(command: Command) -> Launch | None:
     return _started(
         "python" if launcher.startswith("python") else launcher, tokens[at + 1 :], command, step, tokens[at]
     )
+
+
+def _behind(tokens: Sequence[Token]) -> tuple[Token, ...]:
+    """The words behind a lone `--` or a `&&` that is quoted, which may lead the next word; none where there is none."""
+    first = tokens[0]
+    if first.text in ("--", "&&"):
+        return tuple(tokens[1:])
+    if not first.text.startswith("&&"):
+        return ()
+    return (replace(first, text=first.text[2:], positions=first.positions[2:]), *tokens[1:])
 
 
 def _is_launcher(tokens: Sequence[Token]) -> bool:

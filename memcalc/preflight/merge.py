@@ -191,6 +191,8 @@ def _framework(job: MergedJob) -> None:
     if engine == "fsdp1" and "trainer" in job.engines:
         engine = "hf"
     elif engine == "trainer":
+        if "sharing" in job.origins and int(job.options.get("gpus") or 2) > 1:
+            return  # a launcher's config says, or the user
         engine = "ddp" if int(job.options.get("gpus") or 1) > 1 else "hf"
     job.options["framework"] = engine
     job.origins.pop("framework", None)  # a script of nobody's asks for it

@@ -218,8 +218,10 @@ def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = (), files: S
     known = {**job.options, **job.facts}
     missing: dict[str, str] = {}
     for name, (config, setting) in job.origins.items():
-        option = _GIVEN_AS.get(name, name)
+        option = _asked_as(name, job)
         if name.startswith("rl.") and not job.algorithm:
+            continue
+        if name == "precision" and job.engines - {"trainer"}:  # its launcher's config is there
             continue
         if setting.unknown and (option == name or known.get(option) is None):
             why = setting.reason or f"is {setting.unknown!r}, known only at run time"
@@ -239,6 +241,13 @@ def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = (), files: S
     if missing:
         listed = ", ".join(flag + why for flag, why in missing.items())
         raise MissingError(f"not in {_called(files)}: {listed}. Pass {'them' if len(missing) > 1 else 'it'}.")
+
+
+def _asked_as(name: str, job: MergedJob) -> str:
+    """The option that says what a file leaves open: of ranks that share the runtime first, and DeepSpeed's stage."""
+    if name == "sharing" and not str(job.options.get("framework") or "").startswith("deepspeed"):
+        return "framework"
+    return _GIVEN_AS.get(name, name)
 
 
 def _called(files: Sequence[str]) -> str:

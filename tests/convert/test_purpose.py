@@ -145,11 +145,34 @@ def test_a_recipe_of_a_script_without_the_trainer_asks_what_ranks_share(tmp_path
     text = "model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_seq_length: 512\nper_device_train_batch_size: 1\n"
     (tmp_path / "sft.yaml").write_text(text + "output_dir: o\nwith_tracking: true\n", encoding="utf-8")
     (tmp_path / "one.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n", encoding="utf-8")
-    with pytest.raises(MissingError, match=r"--zero \(line of sft.yaml: with_tracking is of a script without"):
-        check([str(tmp_path / "sft.yaml")], gpu="h100", gpus=8)
+    alone = [str(tmp_path / "sft.yaml")]
+    with pytest.raises(MissingError, match=r"--framework \(line of sft.yaml: with_tracking is .* --precision"):
+        check(alone, gpu="h100", gpus=8)
+    with pytest.raises(MissingError, match=r"not in sft.yaml: --zero .* Pass it"):
+        check(alone, gpu="h100", gpus=8, framework="deepspeed", precision="bf16-mixed")
+    given = check(alone, gpu="h100", gpus=8, framework="deepspeed", zero=3, precision="bf16-mixed")
+    assert isinstance(given, Check)
+    assert (given.estimate.strategy.framework, given.estimate.strategy.zero) == ("deepspeed", 3)
     job = check([str(tmp_path / "one.yaml"), str(tmp_path / "sft.yaml")], gpu="h100")
     assert isinstance(job, Check)
     assert job.estimate.strategy.framework == "ddp"
+
+
+def test_a_script_that_loads_16_bit_weights_without_a_key_counts_so(tmp_path: Path) -> None:
+    """open-instruct's finetune.py (dtype=torch.bfloat16 of from_pretrained): weights, gradients and moments in bf16."""
+    arguments = (
+        "--model_name_or_path Qwen/Qwen3-0.6B --max_seq_length 1024 --per_device_train_batch_size 1 --output_dir o"
+    )
+    for script, precision in (("open_instruct/finetune.py", "bf16"), ("finetune.py", "bf16-autocast")):
+        job = checked(tmp_path, f"accelerate launch --mixed_precision bf16 --num_processes 1 {script} {arguments}")
+        assert isinstance(job, Check)
+        assert job.estimate.strategy.precision == precision
+
+
+def test_a_command_behind_quoted_ands_is_the_one_that_trains(tmp_path: Path) -> None:
+    r"""open-instruct's large_test_script.sh: `\&\&python` of what mason.py runs was read as mason.py's own flags."""
+    text = f"python mason.py --gpus 8 -- source a.sh \\&\\&python open_instruct/grpo_fast.py {TRAINER} --beta 0.0"
+    assert "starts open-instruct (open_instruct/grpo_fast.py)" in refused(tmp_path, text)
 
 
 SWITCHES = [

@@ -218,3 +218,26 @@ def test_a_pack_of_swift_holds_both_answers_of_a_pair(tmp_path: Path) -> None:
     assert whole["prompt"] + whole["response"] == 2 * (packed["prompt"] + packed["response"]) == 1200
     alone = words(tmp_path, "kto.sh", f"{SWIFT} --rlhf_type kto --packing true --attn_impl flash_attn")
     assert alone["prompt"] + alone["response"] == 1200
+
+
+# ------------------------------------------------------------------------------------------- what a config is called
+
+
+@pytest.mark.parametrize("name", ["dpo/default.yaml", "tulu_dpo.yaml"])
+def test_a_config_that_is_called_after_a_method_is_no_fine_tuning(tmp_path: Path, name: str) -> None:
+    """open-instruct's configs/train_configs/dpo/default.yaml has no key of DPO: it was estimated as fine-tuning."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    text = "model_name_or_path: Qwen/Qwen2.5-1.5B\nmax_seq_length: 512\noutput_dir: o\nnum_train_epochs: 1\n"
+    text += "per_device_train_batch_size: 1\nbf16: true\n"
+    assert words(tmp_path, name, text, gpus=1)["algorithm"] == "dpo"
+    said = [finding.message for config in read_files([str(tmp_path / name)]) for finding in config.findings]
+    assert any(f"{name} is called after DPO" in message for message in said)
+    given = {"settings": {"rl.algorithm": "sft"}}
+    assert words(tmp_path, name, text, gpus=1, **given)["algorithm"] == "sft"
+    plain = merge(read_files([_written(tmp_path / "sft_after_dpo.yaml", text)]), {"gpu": "h100", "gpus": 1})
+    assert not plain.algorithm
+
+
+def _written(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)

@@ -78,6 +78,7 @@ def read(document: Document) -> Config:
         if format_of(launch) not in _COUNTED and not launch.script.endswith("train_ppo_ray"):
             read_ranks(reader, launch, script)
         _set_algorithm(reader, launch)
+        _set_loaded(reader, launch)
         reader.references += ArgumentSource(document.path, text, script, launch).references()
         _refuse_unknown_words(reader)
         _ask_for_config(reader, launch)
@@ -251,6 +252,15 @@ def _set_algorithm(reader: ConfigReader, launch: Launch) -> None:
     method = method_of_script(recipe_of(launch))
     if _by_trl(format_of(launch), method):
         reader.settings.append(Setting("rl.algorithm", ALGORITHMS[method], recipe_of(launch)))
+
+
+_LOADED = "open_instruct/finetune.py"
+"""A script of the Trainer's arguments that loads 16-bit weights, without a key for it (open-instruct e6c30440)."""
+
+
+def _set_loaded(reader: ConfigReader, launch: Launch) -> None:
+    if launch.script.replace(".", "/").removesuffix("/py") == _LOADED.removesuffix(".py"):
+        reader.settings.append(Setting("weights", "bf16", launch.script))
 
 
 def _different(launches: list[Launch]) -> list[Launch]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from memcalc.convert.config import ConfigReader
 from memcalc.convert.formats.base import KeyTable
-from memcalc.convert.objectives import ALGORITHMS, method_called, refuse_method
+from memcalc.convert.objectives import ALGORITHMS, method_called, method_of_script, refuse_method
 from memcalc.errors import ObjectiveError
 
 
@@ -28,6 +28,22 @@ def set_algorithm(reader: ConfigReader, method: str, key: str, stated: str, fram
     reader.set("rl.framework", framework, key)
     reader.set("rl.logits", "plain", key)  # kernels of blocks alone do not fuse this loss
     return ALGORITHMS[method]
+
+
+def set_by_name(reader: ConfigReader) -> None:
+    """Set what a config is called after, or its folder, where no key tells what it optimizes: the defaults do not."""
+    path = reader.document.path
+    method = method_of_script(path.stem) or method_called(path.parent.name)
+    if reader.document.kind == "flags" or "sft" in path.stem.lower() or method not in ALGORITHMS:
+        return
+    called = path.name if method_of_script(path.stem) else f"{path.parent.name}/{path.name}"
+    message = (
+        f"{called} is called after {method.upper()}, and no key says what it optimizes: counted as that; for "
+        "fine-tuning give --set rl.algorithm=sft"
+    )
+    key = next((key for key in ("output_dir", "model_name_or_path") if reader.has(key)), "output_dir")
+    reader.note("warning", "MC004", key, message)
+    reader.set("rl.algorithm", ALGORITHMS[method], key, default=True)
 
 
 def refuse_reference(reader: ConfigReader, model: str, keys: tuple[str, ...], *, adapters: bool) -> None:

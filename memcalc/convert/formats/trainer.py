@@ -16,11 +16,12 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, inner_document, key_table
 from memcalc.convert.formats.beside_steps import set_evaluation, set_generation, set_resumes, tokens_up_to
 from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options, set_reductions
-from memcalc.convert.formats.preferences import read_roles
+from memcalc.convert.formats.preferences import read_roles, set_by_name
 from memcalc.convert.formats.trainer_writer import script_text, spelling, write
 from memcalc.convert.formats.tuning import (
     LAYERS,
     LIGER_KERNELS,
+    ask_for_launcher,
     ask_for_rows,
     options_of,
     parameters_of,
@@ -63,6 +64,8 @@ def read(document: Document) -> Config:
         reader.set("rl.algorithm", ALGORITHMS[method], evidence.partition(",")[0].partition(" ")[0], default=True)
     else:
         refuse_method(document.path.name, method, evidence)
+    if not method:
+        set_by_name(reader)
     trl = is_trl(reader) or bool(method)
     reader.set("engine", "trainer", "per_device_train_batch_size")
     reader.fact("accelerated", True, "Trainer")
@@ -208,15 +211,11 @@ def _fsdp(reader: ConfigReader) -> None:
 
 def _deepspeed(reader: ConfigReader) -> None:
     value = reader.raw("deepspeed")
-    foreign = next((key for key in ("with_tracking", "checkpointing_steps") if reader.has(key)), "")
     if name := reader.document.unknown.get(("deepspeed",)):
         reader.set("engine", "deepspeed", "deepspeed")
         reader.ask("sharing", "deepspeed", name, f"is {name!r}, a file that only a run knows; give it as a FILE too")
-    elif foreign and reader.document.kind != "flags":
-        says = (
-            "is of a script without the Trainer, whose ranks share what Accelerate's config says; give it as a FILE too"
-        )
-        reader.ask("sharing", foreign, "-", says)
+    elif reader.document.kind != "flags":
+        ask_for_launcher(reader)
     if not value:
         return
     if value is True:  # deepspeed.add_config_arguments: a switch beside --deepspeed_config

@@ -313,6 +313,17 @@ def ask_for_rows(reader: ConfigReader, whose: str) -> None:
         reader.ask("micro_batch", key, "8", says)
 
 
+def ask_for_launcher(reader: ConfigReader) -> None:
+    """Ask for what a script without the Trainer leaves to its launcher, where keys tell one: sharding and precision."""
+    foreign = next((key for key in ("with_tracking", "checkpointing_steps") if reader.has(key)), "")
+    if not foreign:
+        return
+    says = "is of a script without the Trainer, whose ranks share what Accelerate's config says; give it as a FILE too"
+    reader.ask("sharing", foreign, "-", says)
+    if not (reader.flag("bf16") or reader.flag("fp16")):
+        reader.ask("precision", foreign, "-", "is of a script whose precision the same config says")
+
+
 def options_of(reader: ConfigReader, key: str) -> dict[str, Any]:
     """A table, which flags have as JSON."""
     value = reader.raw(key)
