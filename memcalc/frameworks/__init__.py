@@ -9,7 +9,7 @@ from memcalc.errors import InputError, UnknownNameError
 from memcalc.frameworks import deepspeed, fsdp, litgpt, megatron, torchtune
 from memcalc.frameworks.habits import Habits, Widths
 
-__all__ = ["FRAMEWORKS", "Habits", "Widths", "grows_segments", "habits_of"]
+__all__ = ["FRAMEWORKS", "Habits", "Widths", "defers_reductions", "grows_segments", "habits_of"]
 
 
 FRAMEWORKS: dict[str, tuple[tuple[str, Habits], ...]] = {
@@ -31,6 +31,9 @@ SEGMENTS_GROW = (2023, 10)
 """The month of PyTorch 2.1, the first with expandable segments (``c10/cuda/CUDAAllocatorConfig.cpp`` of v2.1.0)."""
 GROWING_FROM = {"hf": "4.34", "deepspeed": "0.11", "fsdp1": "2.1"}
 """Releases of that month, of frameworks that have older ones by version; the version of FSDP 1 is PyTorch's own."""
+DEFERRED = {True: (2025, 10), False: (2, 9)}
+"""By whether it is a month: that of Accelerate 1.11, the first whose ``no_sync`` holds back FSDP 2 (accelerator.py), or
+PyTorch's release of that month. FSDP 1 has a ``no_sync`` of its own from the beginning."""
 _ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
 
 
@@ -85,6 +88,19 @@ def grows_segments(framework: str) -> bool:
     if requested[1] > LAST_VERSION:
         return requested[1:3] >= SEGMENTS_GROW
     return requested >= _order(framework, GROWING_FROM.get(name, "0"))
+
+
+def defers_reductions(framework: str) -> bool:
+    """Whether Accelerate of a framework's era keeps FSDP's gradients whole until a step's last micro-batch.
+
+    >>> defers_reductions("fsdp2"), defers_reductions("fsdp2@2025-08"), defers_reductions("fsdp1@2.4")
+    (True, False, True)
+    """
+    name, at, era = framework.partition("@")
+    if name != "fsdp2" or not at:
+        return True
+    requested = _order(framework, era)[1:3]
+    return requested >= DEFERRED[requested[0] > LAST_VERSION]
 
 
 def _like(known: str, requested: tuple[int, ...]) -> str:

@@ -226,7 +226,8 @@ def gathers_again(ctx: LintContext) -> Findings:
     """Sharded parameters are gathered for every micro-batch, and gradients stay whole between them."""
     unreduced = whole_gradients(ctx.estimate) if "trainer" in ctx.job.engines and not ctx.strategy.lora else 0
     if unreduced and ctx.estimate.verdict != "fits":
-        message = f"no_sync keeps gradients whole between micro-batches: {_gib(unreduced)} per GPU"
+        since = " (FSDP 2: since Accelerate 1.11)" if ctx.framework == "fsdp2" else ""
+        message = f"no_sync keeps gradients whole between micro-batches{since}: {_gib(unreduced)} per GPU"
         hint = "accelerator_config gradient_accumulation_kwargs sync_each_batch: true"
         yield ctx.finding("warning", "MC109", "accumulation", message, hint)
     steps = ctx.estimate.workload.accumulation_steps

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from memcalc import catalog
 from memcalc.convert.config import ROLE_KEYS, Finding
 from memcalc.errors import MemcalcError, MissingError, ObjectiveError
-from memcalc.frameworks import habits_of
+from memcalc.frameworks import defers_reductions, habits_of
 from memcalc.planner.adapted_layers import (
     NEWEST,
     OF_EXPERTS,
@@ -391,6 +391,6 @@ def _reductions(job: MergedJob, *, narrow: bool) -> None:
     """Gradients are reduced in the dtype of compute, and by no_sync for a step's last micro-batch alone."""
     job.settings.setdefault("strategy.reduce_dtype", "bf16" if narrow else "fp32")
     if int(job.facts.get("accumulation") or 1) > 1:
-        synced = bool(job.facts.get("sync_each_batch"))
+        synced = bool(job.facts.get("sync_each_batch")) or not defers_reductions(str(job.options["framework"]))
         if synced == habits_of(str(job.options["framework"])).whole_accumulation:  # not as it does by itself
             job.settings.setdefault("strategy.whole_accumulation", not synced)
