@@ -172,8 +172,15 @@ def _tool(launcher: str, tokens: Sequence[Token], command: Command, step: Mappin
         settings, rest = _settings("torchrun", rest)
     elif launcher == "axolotl":
         cut = next((at for at, token in enumerate(rest) if token.text == "--"), len(rest))
-        settings, rest = _settings("torchrun", rest[cut + 1 :])[0], rest[:cut]
+        settings, rest = _settings("torchrun", rest[cut + 1 :])[0], _without_launcher(rest[:cut])
     return Launch(launcher, tokens[0].text, tuple(rest), command, settings, step)
+
+
+def _without_launcher(tokens: Sequence[Token]) -> list[Token]:
+    """Arguments of axolotl without `--launcher`, which starts its ranks and is no key of its YAML (cli/main.py)."""
+    at = next((at for at, token in enumerate(tokens) if token.text.split("=")[0] == "--launcher"), len(tokens))
+    width = 1 if "".join(token.text for token in tokens[at : at + 1]).count("=") else 2
+    return [*tokens[:at], *tokens[at + width :]]
 
 
 def _settings(launcher: str, tokens: Sequence[Token]) -> tuple[dict[str, LauncherOption], list[Token]]:

@@ -147,7 +147,7 @@ def write_plan(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[st
     check, runs = check_command(form, _files(form, job, target), plan.job, estimate, dirs)
     files = _files(form, replace(job, check=check), target)
     line = launch(to, job, target, several=len(files) > 1)
-    notes = (*_moved(plan, estimate, runs, form.title), *_unnamed(form, job), *_deprecated(form, job))
+    notes = (*_moved(plan, estimate, runs, form), *_unnamed(form, job), *_deprecated(form, job))
     return Exported(files, line, check, notes, to)
 
 
@@ -230,7 +230,7 @@ def _deprecated(form: Format, job: ConfigJob) -> Iterator[str]:
         yield f"Transformers deprecates FSDP 1, which --framework hf runs; for FSDP 2 plan with {other}."
 
 
-def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str) -> Iterator[str]:
+def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, form: Format) -> Iterator[str]:
     """Yield a sentence where the figures are no longer those that were saved, or what runs has others by itself."""
     was, now = plan.peak.device, estimate.peak.device
     if was != now:
@@ -240,8 +240,9 @@ def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, title: str
         return
     before, after = estimate.strategy.model_dump(), runs.strategy.model_dump()
     other = ", ".join(f"{name.replace('_', '-')} {after[name]}" for name in after if after[name] != before[name])
-    text = f"{title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB per GPU, not the planned "
+    text = f"{form.title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB per GPU, not the planned "
     text += f"{now / GIB:.2f}"
     if runs.verdict == "does-not-fit":
-        raise CombinationError("to", title, f"{text}, which does not fit")
-    yield f"{text} ({runs.verdict})."
+        raise CombinationError("to", form.title, f"{text}, which does not fit")
+    again = "" if plan.job.query.get("to") == form.name else f"; --to {form.name} plans what runs"
+    yield f"{text} ({runs.verdict}){again}."

@@ -75,6 +75,10 @@ def _is_written(block: Block) -> bool:
     return plain and block.attention is not None and block.norm_place == "pre" and block.norms == 2
 
 
+_QUANTISING = ": --framework fsdp2, hf, ddp or deepspeed, or --to trainer, accelerate, axolotl or deepspeed"
+"""Who has a quantised base under adapters, and what is written of it."""
+
+
 def parallel_fields(request: Request, lora: Lora, precisions: Sequence[str]) -> dict[str, Any]:
     """Fields of adapters beside Megatron-LM's layers, once what is not modelled with them is refused."""
     given, fields = request.given, request.given["fields"]
@@ -90,7 +94,8 @@ def parallel_fields(request: Request, lora: Lora, precisions: Sequence[str]) -> 
     }
     for name in (name for name, differs in stated.items() if differs):
         value = given.get(name.replace("-", "_"), fields.get(name.rpartition(".")[2], precisions[0]))
-        raise UncountedError(name, value, f"it is not modelled beside adapters of Megatron-LM's layers (--lora {lora})")
+        other = _QUANTISING if name == "quantize" else f" (--lora {lora})"
+        raise UncountedError(name, value, f"it is not modelled beside adapters of Megatron-LM's layers{other}")
     classes = classes_of(request)
     if "lora_classes" not in fields:
         request.assumptions["strategy.lora_classes"] = classes

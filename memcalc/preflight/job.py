@@ -15,6 +15,7 @@ from memcalc.convert.config import JOB_KEYS, Config, Finding, Reference, Setting
 from memcalc.convert.document import Document, inside, overlay, parse_document, read_document
 from memcalc.convert.formats import get_format, recognise
 from memcalc.convert.formats.base import COMMITS, shipped
+from memcalc.convert.formats.fsdp2 import MARKER
 from memcalc.errors import FileError, MemcalcError, MissingError, ObjectiveError, UncountedError, UnmodelledError, shown
 from memcalc.files import asks, there
 from memcalc.frameworks import deepspeed, habits_of
@@ -22,6 +23,7 @@ from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.idle import IDLE, labelled, lacking
 from memcalc.results.estimates import Estimate
 from memcalc.specs.options import BY_NAME, FIELDS
+from memcalc.units import GIB
 
 MOST_FILES = 16
 """Of one job; the most that a known launch names is four."""
@@ -88,6 +90,8 @@ class _References:
         """Keep the config of a document, and go on to its references."""
         form = get_format(name) if name else recognise(text)
         config = form.read(text)
+        if form.name == "launch":
+            config = _with_own_script(config)
         self.configs.append(config)
         for reference in config.references:
             if reference.document is not None:
@@ -119,6 +123,21 @@ class _References:
             hint = f" (tune cp {reference.path} FILE.yaml writes torchtune's own)" if recipe else ""
             raise MissingError(f"{message}, which does not exist. Pass it as a FILE{hint}.")
         self.read(path, reference)
+
+
+def _with_own_script(config: Config) -> Config:
+    """A launch script that starts a script of memcalc's: it is read, and nobody is asked for its arguments."""
+    folder = config.document.path.parent
+    for setting in config.settings:
+        script = folder / setting.field
+        if setting.name != "framework" or setting.value is not None or script.suffix != ".py":
+            continue
+        if inside(script, folder) and (_known_text(script) or "").startswith(MARKER):
+            settings = tuple(other for other in config.settings if other is not setting)
+            findings = tuple(finding for finding in config.findings if not finding.message.startswith(setting.field))
+            references = (*config.references, Reference("fsdp2", setting.field, field=setting.field))
+            return replace(config, settings=settings, findings=findings, references=references)
+    return config
 
 
 def _of_folder(folder: Path) -> str:
@@ -169,6 +188,8 @@ def _real(path: Path) -> Path:
         return path
 
 
+REQUESTED = "host memory requested of the queue"
+"""How a reason begins where that is too little."""
 PRESETS = ("model", "gpu", "node")
 """Facts that name a preset or a file."""
 BATCHES = {"batching": "batch_rule", "pad_multiple": "padded_to"}
@@ -325,7 +346,19 @@ def estimate_merged(job: MergedJob, dirs: tuple[str, ...], *, advice: bool = Fal
     )
     silent = job.settings.get("workload.eval_micro_batch") is None
     occasions = tuple(each for each in estimate.occasions if not (silent and each.name == "evaluation"))
-    return estimate.model_copy(update={"warnings": warnings, "occasions": occasions})
+    beside = {"warnings": warnings, "occasions": occasions, **_over_request(job, estimate)}
+    return estimate.model_copy(update=beside)
+
+
+def _over_request(job: MergedJob, estimate: Estimate) -> dict[str, str]:
+    """The verdict and its reason where the job asks its queue for less host memory than it offloads; none elsewhere."""
+    requested = job.facts.get("host_memory")
+    offloads = estimate.strategy.offload and estimate.verdict != "does-not-fit"
+    if requested is None or not offloads or estimate.host_memory <= int(requested):
+        return {}
+    lack = (estimate.host_memory - int(requested)) / GIB
+    over = {"verdict": "does-not-fit", "reason": f"{REQUESTED} lacks {lack:.1f} GiB"}
+    return over if estimate.expandable_verdict is None else {**over, "expandable_verdict": "does-not-fit"}
 
 
 def compared(before: tuple[Config, Setting], config: Config, setting: Setting) -> bool:

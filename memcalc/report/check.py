@@ -143,7 +143,9 @@ def _fix(result: Check, *, brief: bool = False) -> Iterator[Block]:
             return
         yield Listing("Each edit as an estimate", "sh", "\n".join(each.command for each in result.fixes))
     elif result.verdict == "does-not-fit":
-        yield Line("No edit of these files makes it fit; memcalc plan searches all strategies.", "warning")
+        requested = result.estimate.reason.startswith("host memory requested")
+        none = "No edit of these files makes it fit; memcalc plan searches all strategies."
+        yield Line("It fits with the host memory of MC113." if requested else none, "warning")
 
 
 def _changed(diff: str) -> str:

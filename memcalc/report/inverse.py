@@ -123,7 +123,8 @@ def _verdict(best: Fit) -> str:
 def _value(result: Inverse, value: int | str | None) -> str:
     if result.what == "model":
         return f"{value} ({format_count(result.model.parameters)})"
-    unit = "GPU" if result.what == "gpus" and value == 1 else UNITS[result.what]
+    single = {"seq-len": "token", "micro-batch": "sequence per micro-batch", "gpus": "GPU"}
+    unit = single[result.what] if value == 1 else UNITS[result.what]
     return f"{value:,} {unit}" if isinstance(value, int) else f"{value} {unit}"
 
 

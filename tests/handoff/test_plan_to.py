@@ -14,7 +14,7 @@ import memcalc
 from memcalc.cli.app import app
 from memcalc.errors import CombinationError, FileError
 from memcalc.files import write_folder
-from memcalc.handoff import plan_to
+from memcalc.handoff import plan_to, started
 from memcalc.handoff.written import write_plan
 
 JOB: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 2}
@@ -207,6 +207,15 @@ def test_a_plan_for_axolotl_is_of_what_axolotl_sets_by_itself() -> None:
         assert "sync_each_batch: true" in done.files[Path("config.yaml")]
         assert "activation_checkpointing: true" in done.files[Path("config.yaml")]  # before FSDP wraps the blocks
         assert not [note for note in done.notes if "what runs has" in note]
+
+
+def test_a_config_that_runs_otherwise_than_planned_names_what_plans_it() -> None:
+    words: dict[str, Any] = {"model": "gpt-oss-20b", "gpu": "h100", "gpus": 8}  # FSDP 2's script has no experts
+    plans = memcalc.plan(top=1, **words)
+    notes = " ".join(started(plans, plans.plans[0], None).notes)
+    assert "; --to trainer plans what runs." in notes
+    planned = plan_to("trainer", top=1, **words)
+    assert "what runs" not in " ".join(started(planned, planned.plans[0], "trainer").notes)
 
 
 def test_fsdp_1_is_said_to_be_deprecated_by_estimate_and_plan() -> None:

@@ -369,6 +369,12 @@ def test_commands_answer_in_every_format() -> None:
     assert answer["beyond"][0]["value"] == found.beyond[0].value
 
 
+def test_an_answer_of_one_is_in_the_singular() -> None:
+    found = memcalc.largest("micro-batch", gpu="rtx-4090", gpus=8, model="qwen2.5-7b", lora="16", quantize="nf4")
+    assert found.answer == 1
+    assert render(report(found), "plain", width=200).startswith("1 sequence per micro-batch,")
+
+
 def test_an_answer_that_offloads_says_so_with_the_host_memory_that_it_needs() -> None:
     words = {"model": "llama-3.2-1b", "seq_len": 2048, "framework": "fsdp2", "offload": ("params",)}
     known = memcalc.largest("micro-batch", gpu="a100-40g", gpus=8, **words)

@@ -12,6 +12,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import CombinationError, UncountedError
+from memcalc.handoff import plan_to
 from memcalc.results.estimates import Estimate
 
 MEGATRON = {"framework": "megatron", "gpu": "h100", "seq_len": 4096}
@@ -51,7 +52,7 @@ def test_layers_by_default_are_those_that_the_classes_list(
         ({"lora": "16:q,v"}, CombinationError, r"qkv, o, gate_up, down, as in 16:qkv"),
         ({"lora": "12", "tp": 8}, CombinationError, "splits its rank over 8 tensor-parallel ranks"),
         ({"lora": "16:all"}, UncountedError, "all-linear"),
-        ({"lora": "16", "quantize": "nf4"}, UncountedError, "not modelled"),
+        ({"lora": "16", "quantize": "nf4"}, UncountedError, "--framework fsdp2, hf, ddp or deepspeed, or --to trainer"),
         ({"lora": "16", "precision": "fp8-mixed"}, UncountedError, "not modelled"),
         ({"lora": "16", "optimizer": "muon"}, UncountedError, "adamw"),
         ({"lora": "16", "settings": {"strategy.mtp": 1}}, UncountedError, "not modelled"),
@@ -68,6 +69,21 @@ def test_what_is_not_possible_or_not_modelled_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         estimate(**words)
+
+
+QUANTISED: dict[str, Any] = {
+    "model": "llama-3.2-1b", "gpu": "h100", "gpus": 2, "lora": "16", "quantize": "nf4", "top": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "hf", "ddp", "deepspeed"])
+def test_frameworks_to_which_a_refused_quantised_base_is_sent_have_one(framework: str) -> None:
+    assert memcalc.plan(framework=framework, **QUANTISED).plans
+
+
+@pytest.mark.parametrize("form", ["trainer", "accelerate", "axolotl", "deepspeed"])
+def test_formats_to_which_a_refused_quantised_base_is_sent_write_one(form: str) -> None:
+    assert plan_to(form, **QUANTISED).plans
 
 
 def test_the_frozen_base_has_16_bits_and_no_states() -> None:

@@ -181,6 +181,17 @@ def test_host_memory_is_what_the_estimate_says_it_needs() -> None:
     assert "64.0 GiB" in messages[0]
 
 
+def test_a_job_that_asks_its_queue_for_too_little_host_memory_does_not_fit() -> None:
+    enough, short = {**ZERO3, "offload": ("optimizer",)}, STANDS_IN["MC113"]
+    assert scene(**enough).estimate.verdict == "fits"
+    # 6.74e9 parameters with an fp32 master and two moments are 75 GiB, and 64 are requested
+    estimate = scene(**short).estimate
+    assert estimate.verdict == "does-not-fit"
+    assert estimate.reason.startswith("host memory requested of the queue lacks ")
+    assert scene(**{**short, "host_memory": 2**40}).estimate.verdict == "fits"
+    assert scene(**{**ZERO3, "host_memory": 64 * 2**30}).estimate.verdict == scene(**ZERO3).estimate.verdict
+
+
 def test_second_gradients_are_as_large_as_the_gradients() -> None:
     said = found(**STANDS_IN["MC105"])["MC105"]
     assert f"{2 * 6_738_415_616 / 2**30:.1f} GiB" in said

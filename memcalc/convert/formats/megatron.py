@@ -251,7 +251,8 @@ def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
         and model.positions in ("rope", "learned", "none")
         and attention.qk_norm in ("none", "head")
     )
-    job.require(fine, "model", "Megatron-LM's flags describe decoders with a norm before attention and MLP", model.name)
+    allowed = "memcalc writes its flags for equal blocks with norms before attention and MLP, without sinks or gates"
+    job.require(fine, "model", allowed, model.name)
     dense = next((group.block.mlp for group in model.groups if not isinstance(group.block.mlp, MixtureOfExperts)), None)
     mlp = block.mlp or block.own_mlp
     biased, grouped = attention.o_bias, attention.kv_heads != attention.heads

@@ -461,6 +461,8 @@ def test_what_slurm_says_stands_where_the_launcher_leaves_it_to_the_run() -> Non
     [
         ("accelerate launch -m axolotl.cli.train a.yml --bf16=true", "axolotl", "a.yml", {"bf16": "true"}),
         ("python -m axolotl.cli.train a.yml", "axolotl", "a.yml", None),
+        ("axolotl train a.yml --launcher torchrun -- --nproc_per_node=8", "axolotl", "a.yml", None),
+        ("axolotl train a.yml --launcher=accelerate --bf16=true", "axolotl", "a.yml", {"bf16": "true"}),
         ("torchrun src/train.py a.yaml", "llamafactory", "a.yaml", None),
         ("llamafactory-cli train --stage sft --finetuning_type lora", "llamafactory", "", {"stage": "sft"}),
         ("torchrun run_sft.py r/config.yaml --bf16 true", "trainer", "r/config.yaml", {"bf16": "true"}),

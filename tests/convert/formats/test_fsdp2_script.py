@@ -21,7 +21,7 @@ from memcalc.api import load_model
 from memcalc.convert.document import read_document
 from memcalc.convert.formats import get_format, recognise, render_config
 from memcalc.convert.formats.base import ConfigJob
-from memcalc.errors import CombinationError, FileError, InputError
+from memcalc.errors import CombinationError, FileError, InputError, MissingError
 from memcalc.frameworks.support import TENSOR_PARALLEL, WITH_PARTS
 from memcalc.preflight import check
 from memcalc.results.estimates import Estimate
@@ -167,6 +167,19 @@ def test_only_its_own_script_is_recognised(tmp_path: Path) -> None:
     assert recognise(read_document(path)).name == "fsdp2"
     path.write_text(script(of()).partition("\n")[2], encoding="utf-8")
     assert not FSDP2.recognise(read_document(path))
+
+
+def test_a_launch_script_leads_to_its_own_script_and_to_no_other(tmp_path: Path) -> None:
+    (tmp_path / "train_fsdp2.py").write_text(script(of()), encoding="utf-8")
+    start = tmp_path / "launch.sh"
+    start.write_text("torchrun --nproc-per-node 8 train_fsdp2.py\n", encoding="utf-8")
+    told = check([str(start)], gpu="h100")
+    assert [file.kind for file in told.files] == ["launch script", "FSDP2 script"]
+    assert told.estimate.peak == check([str(tmp_path / "train_fsdp2.py")], gpu="h100").estimate.peak
+    assert not [finding for file in told.files for finding in file.findings if finding.code in ("MC001", "MC003")]
+    (tmp_path / "train_fsdp2.py").write_text("import torch\n", encoding="utf-8")
+    with pytest.raises(MissingError, match="arguments of its own"):
+        check([str(start)], gpu="h100")
 
 
 REFUSED = [
