@@ -261,6 +261,7 @@ def _grids(
 ) -> Iterator[Grid]:
     """The grid whose stages are as the request says, and those of unequal stages for depths that need them."""
     grid = _grid(request, pinned, model, gpu, node, gpus, habits, refuses=not splits)
+    legal = grid is not None
     if grid is not None:
         yield grid
     for fields, depths in splits:
@@ -268,7 +269,10 @@ def _grids(
         grid = _grid(replace(request, given=given), pinned, model, gpu, node, gpus, habits, refuses=False)
         layouts = [layout for layout in grid.layouts if layout.pp in depths] if grid is not None else []
         if grid is not None and layouts:
+            legal = True
             yield grid.with_layouts(tuple(layouts))
+    if not legal and "pp" in request.given:
+        _grid(request, pinned, model, gpu, node, gpus, habits, refuses=True)  # which says what no stages make possible
 
 
 def _grid(

@@ -124,7 +124,8 @@ def check_chunks(model: Model, fixed: SharedSettings, layout: Layout, habits: Ha
         return
     if layout.vpp > 1:
         allowed = f"{habits.name} needs pp x vpp = {parts} to be a divisor of the {blocks} blocks of {model.name}"
-        raise CombinationError("vpp", layout.vpp, allowed)
+        names = () if rest != blocks or blocks != model.num_layers - fixed.mtp else _in_split(blocks, parts)
+        raise CombinationError("vpp", layout.vpp, allowed + _told(names, habits))
     raise CombinationError("pp", layout.pp, _even(model, blocks, rest, stages, habits))
 
 
@@ -141,12 +142,28 @@ def _even(model: Model, blocks: int, rest: int, stages: int, habits: Habits) -> 
     """What a framework whose stages are alike allows (Megatron-LM d98e8a64, training/arguments.py, validate_args)."""
     if rest != blocks:
         return f"the {stages} stages between must share the {rest} blocks that are left of {model.name} alike"
-    fields = [f"strategy.{name}" for name in habits.capabilities.uneven.direct]
+    able = habits.capabilities.uneven.direct
+    fields = [f"strategy.{name}" for name in able]
     last = _last_stage(blocks, stages)
-    if last and "strategy.last_stage_layers" in fields:
+    if last and "last_stage_layers" in able:
         fields = [f"strategy.last_stage_layers={last}"]
     unequal = f", or set unequal stages: --set {' or '.join(fields[:2])}" if fields else ""
+    if blocks == model.num_layers:
+        unequal = _told(_in_split(blocks, stages), habits) or unequal
     return f"{habits.name} needs it to be a divisor of the {blocks} blocks of {model.name}{unequal}"
+
+
+def _in_split(blocks: int, parts: int) -> tuple[str, ...]:
+    """The fields by which embedding and loss count as blocks, where so many parts are then alike; else none."""
+    if (blocks + 2) % parts == 0:
+        return ("embedding_in_split", "loss_in_split")
+    return ("loss_in_split",) if (blocks + 1) % parts == 0 else ()
+
+
+def _told(names: Sequence[str], habits: Habits) -> str:
+    """The end of a refusal: fields that make stages unequal, where the framework can be told all of them."""
+    fields = " ".join(f"--set strategy.{name}=true" for name in names)
+    return f", or set unequal stages: {fields}" if fields and {*names} <= {*habits.capabilities.uneven.direct} else ""
 
 
 def can_part(model: Model, fixed: SharedSettings, layout: Layout, habits: Habits) -> bool:
@@ -304,11 +321,11 @@ def splits_for(
 ) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
     """Fields of a strategy by which stages are unequal, with the numbers of stages that they serve.
 
-    Where a framework's stages are alike by default and neither depth nor fields are given: embedding and loss count as
+    Where a framework's stages are alike by default and no such field is given: embedding and loss count as
     blocks, as Llama 3 was trained (arXiv:2407.21783, section 3.3.2), or first and last stage hold fewer of them.
     """
     fields = request.given["fields"]
-    stated = "pp" in request.given or any(name in fields for name in SPLITS)
+    stated = any(name in fields for name in SPLITS)
     able = habits.even_chunks and {*SPLITS} <= {*habits.capabilities.uneven.direct}
     if stated or not able or any(group.tower != "decoder" for group in model.groups):
         return []
@@ -328,10 +345,8 @@ def split_of(blocks: int, stages: int) -> dict[str, Any]:
     >>> split_of(61, 16)
     {'first_stage_layers': 3, 'last_stage_layers': 2}
     """
-    if (blocks + 2) % stages == 0:
-        return {"embedding_in_split": True, "loss_in_split": True}
-    if (blocks + 1) % stages == 0:
-        return {"loss_in_split": True}
+    if names := _in_split(blocks, stages):
+        return dict.fromkeys(names, True)
     share = -(-blocks // stages)
     ends = blocks - (stages - 2) * share
     if stages < 3 or stages & (stages - 1) or ends < 2:  # beyond powers of two nobody cuts so

@@ -125,3 +125,27 @@ def test_an_expert_on_more_ranks_than_the_rest_has_the_rows_of_all_of_them() -> 
     gathered, divided = "decoder experts' input", "decoder experts' up projection output"
     assert (two[gathered], four[gathered]) == (2 * one[gathered], 4 * one[gathered])
     assert one[divided] == two[divided] == four[divided]
+
+
+LARGE = {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 1024, "seq_len": 8192, "framework": "megatron"}
+
+
+@pytest.mark.parametrize("vpp", [1, 4])
+def test_a_depth_that_divides_blocks_with_embedding_and_loss_alone_is_planned_where_it_is_typed(vpp: int) -> None:
+    """126 blocks, embedding and loss are 128 parts: Llama 3 405B had 16 stages (arXiv:2407.21783, table 4)."""
+    typed = memcalc.plan(**LARGE, tp=8, pp=16, cp=1, vpp=vpp, recompute="full", offload="none", top=1).plans[0].strategy
+    assert (typed.pp, typed.vpp, typed.embedding_in_split, typed.loss_in_split) == (16, vpp, True, True)
+
+
+@pytest.mark.parametrize("chunks", [[], ["--vpp", "4"]], ids=["stages", "chunks"])
+def test_an_estimate_names_the_fields_that_make_unequal_stages_possible(chunks: list[str]) -> None:
+    words = ["estimate", "--model", "llama-3.1-405b", "--gpu", "h100", "--gpus", "1024", "--framework", "megatron"]
+    words += ["--tp", "8", "--pp", "16", "--recompute", "full", "--global-batch", "512", *chunks]
+    fields = "--set strategy.embedding_in_split=true --set strategy.loss_in_split=true"
+    assert f"or set unequal stages: {fields}." in refusal(*words)
+    assert CliRunner().invoke(app, [*words, *fields.split()]).exit_code == 0
+
+
+def test_chunks_that_no_shares_make_possible_are_refused_in_a_search_too() -> None:
+    with pytest.raises(InputError, match=r"pp x vpp = 48 to be a divisor of the 126 blocks of llama-3\.1-405b\.$"):
+        memcalc.plan(**LARGE, pp=16, vpp=3)
