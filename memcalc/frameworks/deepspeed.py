@@ -23,7 +23,8 @@ DEEPSPEED = Habits(
     gather="live",
     bucket=Bucket(elements=500_000_000),  # reduce_bucket_size
     tensor_parallel=True,
-    lacks=("sp", "cp", "ep"),
+    lacks=("sp", "ep"),
+    cp_kind="a2a",  # runtime/sequence_parallel/ulysses_sp.py
     zero_optimizer=Zero(contiguous_from=1),
     pipeline_engine="pipelines",
     gradients_follow_optimizer=True,
@@ -37,6 +38,8 @@ DEEPSPEED = Habits(
 DEEPSPEED_17 = like(
     DEEPSPEED,
     "deepspeed",
+    capabilities=support.DEEPSPEED_17,
+    lacks=("sp", "cp", "ep"),  # Accelerate asks for 0.18.1
     zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True),
     evaluation_logits=True,  # with the Trainer of that time
 )

@@ -206,7 +206,8 @@ HF = replace(
 DEEPSPEED_OPTIMIZERS = ("adamw", "lion", "sgd", "sgd-momentum", "muon")
 _INITIALIZE = "pass it to deepspeed.initialize yourself"
 _SCALING = "write the configuration of Aleph Alpha's Scaling yourself"
-DEEPSPEED = Capabilities(
+_PIPELINED = {"pp": "write the model as a deepspeed.pipe.PipelineModule"}
+DEEPSPEED_17 = Capabilities(
     zero=Support(("3", "2", "1", "0")),
     precision=Support(("bf16-mixed", "fp16-mixed", "fp32", "bf16-autocast", "fp16-autocast", "bf16")),
     recompute=recompute("every"),
@@ -218,7 +219,7 @@ DEEPSPEED = Capabilities(
     optimizer=support_of(DEEPSPEED_OPTIMIZERS, OPTIMIZERS, _INITIALIZE),
     optimizer_impl=Support(("fused", "foreach"), {"loop": _INITIALIZE}),
     loss=Support(("standard", "fused-kernel", "fused-linear", "chunked"), {"parallel": needs.LOSS["parallel"]}),
-    parallel=Support(("dp", "tp"), {"pp": "write the model as a deepspeed.pipe.PipelineModule"}),
+    parallel=Support(("dp", "tp"), _PIPELINED),
     uneven=support_of((), SPLITS, "give the PipelineModule a partition_method of its own"),
     compile=LAUNCHED.compile,
     grad_accum_dtype=Support(("", "fp32", "bf16", "fp16")),
@@ -226,6 +227,12 @@ DEEPSPEED = Capabilities(
     clashes=(
         Clash(("optimizer", ("sgd", "sgd-momentum")), ("optimizer_impl", ("fused",)), _INITIALIZE),
         Clash(("optimizer", ("lion", "muon")), ("optimizer_impl", ("foreach",)), _INITIALIZE),
+    ),
+)
+DEEPSPEED = replace(
+    DEEPSPEED_17,
+    parallel=Support(
+        ("dp", "tp"), {**_PIPELINED, "cp": "launch it with Accelerate, whose parallelism_config has sp_size"}
     ),
 )
 """DeepSpeed's JSON beside the Trainer's arguments: edaa722 runtime/config.py, runtime/zero/config.py; AutoTP."""

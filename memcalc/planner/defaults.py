@@ -207,11 +207,39 @@ def check_framework(request: Request, habits: Habits) -> None:
     refuse_lacking(request, habits)
 
 
+EXCHANGED = "a2a"
+"""The kind of context parallelism that exchanges the sequence for heads."""
+
+
+def check_exchange(request: Request, model: Model) -> None:
+    """Refuse what cannot stand beside ranks that exchange the sequence for heads, and keep a search off it.
+
+    DeepSpeed 0.18.2 runtime/sequence_parallel/ulysses_sp.py takes heads that divide into the ranks, or the reverse for
+    those of keys; TransformerEngine 2.11 context_parallel.py likewise. A ring beside DeepSpeed is axolotl's.
+    """
+    ranks = request.given.get("cp") or 1
+    habits = habits_for(request)[1]
+    kind = request.given.get("cp_kind") or habits.cp_kind
+    if ranks == 1 or EXCHANGED not in {kind, habits.cp_kind}:
+        return
+    if kind == "allgather":
+        raise CombinationError("cp-kind", kind, f"{habits.name} exchanges the sequence for heads: {EXCHANGED}")
+    for attention in model.attentions if kind == EXCHANGED else ():
+        if attention.heads % (ranks * (request.given.get("tp") or 1)):
+            allowed = f"ranks that exchange the sequence for heads must divide the {attention.heads} of {model.name}"
+            raise CombinationError("cp", ranks, allowed)
+    for name in ("tp", "pp") if habits.cp_kind == EXCHANGED else ():
+        if (request.given.get(name) or 1) > 1:
+            raise UncountedError(name, request.given[name], f"not modelled beside --cp {ranks} of {habits.name}")
+        request.given[name] = 1
+
+
 def check_needs(request: Request, model: Model, *, searched: bool) -> None:
     """Refuse an option that says nothing here: of experts for a model without, or of a degree that is 1.
 
     In a search a degree that nothing pins is open.
     """
+    check_exchange(request, model)
     for name, usual in (("expert_overload", 1.0), ("experts_padded", False)):
         value = request.given.get("fields", {}).get(name, usual)
         kernels = request.given.get("kernels", habits_for(request)[1].kernels)

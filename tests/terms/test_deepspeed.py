@@ -333,7 +333,7 @@ def estimate(**words: Any) -> Any:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"cp": 2}, "cp"),
+        ({"cp": 2, "pp": 2, "zero": 1}, "--pp 2: not modelled beside --cp 2"),
         ({"tp": 2, "sp": True}, "sequence parallelism"),
         ({"pp": 2, "zero": 2}, "stages 0 and 1"),
         ({"pp": 2, "pp_schedule": "gpipe"}, "1f1b"),
@@ -371,3 +371,42 @@ def test_stage_3_steps_one_sub_group_at_a_time() -> None:
     }
     for elements, size in sizes.items():
         assert 4 * elements <= size < 4 * (elements + 8192 * 32000 // 8)  # and one tensor's share, the head's at most
+
+
+ULYSSES: dict[str, Any] = {
+    "model": "qwen3-4b", "gpu": "h100", "gpus": 4, "framework": "deepspeed", "zero": 3, "global_batch": 8,
+    "recompute": "full", "loss": "standard",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(8192, 23.4), (32768, 35.0), (65536, 50.5), (98304, 66.0)])
+def test_ranks_that_share_a_sequence_take_what_was_measured(tokens: int, measured: float) -> None:
+    """huggingface/blog ulysses-sp.md (March 2026): GiB of Qwen3-4B by ZeRO-3 with SP 4, whose states are on the GPUs.
+
+    It says that the optimizer was offloaded; 76.4 GiB on one GPU are 16 bytes a parameter and the logits.
+    """
+    answer = memcalc.estimate(**ULYSSES, cp=4, seq_len=tokens)
+    assert answer.peak.allocated / 2**30 == pytest.approx(measured, rel=0.08)
+
+
+def test_a_sequence_that_ran_out_beside_ulysses_does_not_fit() -> None:
+    """The same: 131,072 tokens ran out of 80 GB; on one GPU 8,192 tokens took 76.4 GiB."""
+    assert memcalc.estimate(**ULYSSES, cp=4, seq_len=131072).verdict == "does-not-fit"
+    alone = memcalc.estimate(**{**ULYSSES, "gpus": 1}, seq_len=8192)
+    assert alone.peak.allocated / 2**30 == pytest.approx(76.4, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"model": "qwen2.5-7b", "gpus": 8, "cp": 8}, "must divide the 28 of qwen2.5-7b"),
+        ({"cp": 4, "cp_kind": "allgather"}, "exchanges the sequence for heads: a2a"),
+        ({"cp": 2, "tp": 2}, "not modelled beside --cp 2"),
+        ({"cp": 4, "framework": "deepspeed@2025-06"}, "not modelled for deepspeed"),
+        ({"model": "qwen2.5-7b", "gpus": 8, "cp": 8, "framework": "fsdp2", "cp_kind": "a2a"}, "must divide the 28"),
+    ],
+)
+def test_what_cannot_share_a_sequence_is_refused(words: dict[str, Any], said: str) -> None:
+    """DeepSpeed 0.18.2 runtime/sequence_parallel/ulysses_sp.py: heads divide into the ranks."""
+    with pytest.raises(InputError, match=said):
+        memcalc.estimate(**{**ULYSSES, **words})

@@ -100,7 +100,7 @@ def _deepspeed(reader: ConfigReader) -> None:
 
 
 def _parallelism(reader: ConfigReader) -> None:
-    """Degrees of a device mesh, which FSDP 2 alone has (commands/launch.py)."""
+    """Degrees of a device mesh: FSDP 2's, or of DeepSpeed's Ulysses (commands/launch.py, parallelism_config.py)."""
     table = "parallelism_config"
     lead = f"{table}.{table}_"
     for name, word in _RANKS.items():
@@ -111,7 +111,9 @@ def _parallelism(reader: ConfigReader) -> None:
         # torch.distributed.tensor.experimental: alltoall passes blocks of keys and values round a ring
         kinds = {"allgather": "allgather", "alltoall": "ring"}
         reader.set("cp_kind", reader.one_of(f"{lead}cp_comm_strategy", kinds, "allgather"), f"{lead}cp_comm_strategy")
-    reader.not_modelled({f"{lead}sp_size": "attention is split across ranks (Ulysses)"}, unless=(1, None))
+    if (ranks := reader.integer(f"{lead}sp_size", 1, low=1) or 1) > 1:
+        reader.set("cp", ranks, f"{lead}sp_size")
+        reader.set("cp_kind", "a2a", f"{lead}sp_size")
     reader.harmless(f"{table}.")
 
 
@@ -215,6 +217,9 @@ def _zero(job: ConfigJob) -> dict[str, Any]:
 def _mesh(job: ConfigJob, engine: str) -> dict[str, Any]:
     plan, lead = job.strategy, "parallelism_config.parallelism_config_"
     replicas = plan.dp_replicate
+    if engine == "DEEPSPEED" and plan.cp > 1:
+        job.require(plan.cp_kind == "a2a", "cp-kind", "Accelerate's DeepSpeed exchanges the sequence for heads: a2a")
+        return {f"{lead}sp_size": plan.cp, f"{lead}sp_backend": "deepspeed"}
     if plan.tp == 1 and plan.cp == 1 and (replicas == 1 or engine == "fsdp1"):
         return {}
     fields: dict[str, Any] = {

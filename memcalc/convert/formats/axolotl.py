@@ -355,6 +355,8 @@ def _degrees(reader: ConfigReader) -> None:
     if tensor != 1:
         reader.set("tp", tensor, "tensor_parallel_size")
     if ranks != 1:
+        if reader.has("deepspeed"):  # monkeypatch/ring_attn/patch.py; Accelerate knows nothing of it there
+            reader.set("cp_kind", "ring", context)
         reader.set("cp", ranks, context)
     if reader.flag("use_ray"):
         reader.set_integer("gpus", "ray_num_workers", 1)

@@ -29,6 +29,8 @@ def write(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     job.require_one_of("framework", ("hf", "ddp", "fsdp2", "deepspeed"), "axolotl runs")
     require_decoder(job)
+    exchanged = plan.cp > 1 and plan.cp_kind == "a2a"
+    job.require(not exchanged, "cp-kind", "axolotl's ranks pass keys and values round a ring")
     job.require(not plan.optimizer_in_backward, "optimizer-in-backward", "axolotl steps after backward")
     return {
         "base_model": hub_name(job),

@@ -170,6 +170,8 @@ def _rest(reader: ConfigReader) -> None:
     if tensor := reader.integer("tensor_parallel.autotp_size", 0):
         reader.set("tp", tensor, "tensor_parallel.autotp_size")
     reader.harmless("tensor_parallel.")
+    if (ranks := reader.integer("sequence_parallel_size", 1, low=1) or 1) > 1:
+        reader.set("cp", ranks, "sequence_parallel_size")
     name = reader.text("optimizer.type").lower()
     if not name:
         return

@@ -15,6 +15,8 @@ import memcalc
 from memcalc.convert.formats import get_format, render_config
 from memcalc.convert.formats.base import ConfigJob
 from memcalc.errors import CombinationError, InputError
+from memcalc.preflight.job import estimate_merged
+from memcalc.preflight.merge import merge
 
 RANKS = {"gpus": 8, "gpus_per_node": 8, "nodes": 1, "mixed": "bf16"}
 SAID: dict[str, dict[str, Any]] = {
@@ -107,6 +109,40 @@ def test_launch_has_the_defaults_that_are_read() -> None:
     assert told["parallelism_config_cp_comm_strategy"] == "allgather"
 
 
+ULYSSES = """\
+distributed_type: DEEPSPEED
+num_processes: 8
+mixed_precision: bf16
+deepspeed_config:
+  zero_stage: 3
+parallelism_config:
+  parallelism_config_sp_size: 4
+  parallelism_config_dp_shard_size: 2
+"""
+
+
+def test_ranks_of_ulysses_share_a_sequence(tmp_path: Path) -> None:
+    """Accelerate 1.15 parallelism_config.py: sp_size ranks of DeepSpeed; their weights are divided over all eight."""
+    found = config_of(tmp_path / "accelerate.yaml", ULYSSES, "accelerate")
+    assert words(found) | {"cp": 4, "cp_kind": "a2a", "zero": 3} == words(found)
+    assert not {finding.code for finding in found.findings}
+    given = {"model": "qwen3-4b", "gpu": "h100", "seq_len": 32768, "micro_batch": 1, "global_batch": 16}
+    estimate = estimate_merged(merge([found], given), ())
+    assert (estimate.strategy.framework, estimate.strategy.cp, estimate.strategy.dp) == ("deepspeed", 4, 2)
+    assert estimate.workload.accumulation_steps == 8
+    assert estimate.components.parameters < 4_022_468_096 * 2 * 1.1 / 8
+
+
+def test_deepspeed_says_how_many_ranks_share_a_sequence(tmp_path: Path) -> None:
+    """DeepSpeed 0.18.2 runtime/config.py: a batch is of as many ranks fewer."""
+    text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "sequence_parallel_size": 4}'
+    found = config_of(tmp_path / "ds_config.json", text, "deepspeed")
+    assert words(found)["cp"] == 4
+    given = {"model": "qwen3-4b", "gpu": "h100", "gpus": 8, "seq_len": 32768, "precision": "bf16-mixed"}
+    estimate = estimate_merged(merge([found], given), ())
+    assert (estimate.strategy.cp, estimate.strategy.cp_kind, estimate.strategy.dp) == (4, "a2a", 2)
+
+
 def test_wrong_values_are_named(tmp_path: Path) -> None:
     for text, said in (
         ("distributed_type: FSPD\n", "distributed_type"),
@@ -156,7 +192,7 @@ def test_there_and_back(tmp_path: Path, plan: dict[str, Any]) -> None:
     if sharded and plan["precision"] == "bf16-mixed":
         plan["autocast"] = True
     if plan.get("cp"):
-        plan["cp_kind"] = "allgather"
+        plan["cp_kind"] = "a2a" if plan["framework"] == "deepspeed" else "allgather"
     try:
         before = memcalc.estimate(**JOB, **plan)
         render_config(get_format("accelerate"), ConfigJob.of(before))
@@ -178,15 +214,22 @@ def test_its_own_loader_takes_what_is_written(tmp_path: Path) -> None:
     accelerate()
     from accelerate.commands.config.config_args import load_config_from_file
 
-    for framework, zero in (("fsdp2", 2), ("hf", 3), ("ddp", 0), ("deepspeed", 3)):
+    for framework, zero, ranks in (
+        ("fsdp2", 2, 1),
+        ("hf", 3, 1),
+        ("ddp", 0, 1),
+        ("deepspeed", 3, 1),
+        ("deepspeed", 3, 4),
+    ):
         precision = "bf16-mixed" if zero else "bf16-autocast"
-        plan = memcalc.estimate(**JOB, framework=framework, gpus=8, zero=zero, precision=precision)
+        plan = memcalc.estimate(**JOB, framework=framework, gpus=8, zero=zero, cp=ranks, precision=precision)
         path = tmp_path / f"{framework}.yaml"
         path.write_text(render_config(get_format("accelerate"), ConfigJob.of(plan)))
         found = load_config_from_file(str(path))
         assert found.num_processes == 8
         assert found.mixed_precision == "bf16"
         assert yaml.safe_load(path.read_text())["distributed_type"] == found.distributed_type.value
+        assert int(found.parallelism_config.get("parallelism_config_sp_size", 1)) == ranks
 
 
 def test_what_it_cannot_say_is_refused() -> None:
