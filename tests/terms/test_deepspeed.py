@@ -333,7 +333,7 @@ def estimate(**words: Any) -> Any:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"cp": 2, "pp": 2, "zero": 1}, "--pp 2: not modelled beside --cp 2"),
+        ({"cp": 2, "pp": 2, "zero": 1}, "pp 2: not modelled beside --cp 2"),
         ({"tp": 2, "sp": True}, "sequence parallelism"),
         ({"pp": 2, "zero": 2}, "stages 0 and 1"),
         ({"pp": 2, "pp_schedule": "gpipe"}, "1f1b"),
