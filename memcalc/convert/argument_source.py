@@ -26,6 +26,7 @@ _SWIFT = re.compile(r"(?:^|[./])swift[./]cli[./](_?megatron[./])?(?P<command>sft
 """Scripts of ms-swift's commands, which other launchers start too."""
 _LISTED = re.compile(r"data|path|file|split|blend|source")
 """Flags that take a list of words, any of which may be unknown."""
+_OF_TRL = re.compile(r"(^|[/.])trl[/.]")
 _CONFIG = re.compile(r".*\.(ya?ml|json|toml)")
 
 
@@ -61,7 +62,7 @@ def format_of(launch: Launch) -> str:
         return "torchtune"
     if (len(_TRAINER & flags) > 1 and _DECISIVE & flags) or _positional(launch.arguments) or _trl(launch):
         return "trainer"
-    trains = {*_DECISIVE, "config"} & flags or re.search(r"(^|[/.])trl[/.]", script)  # TRL's own have its defaults
+    trains = {*_DECISIVE, "config"} & flags or _OF_TRL.search(script)  # TRL's own have its defaults
     return "trainer" if trains and method_of_script(recipe_of(launch)) in ALGORITHMS else ""
 
 
@@ -85,8 +86,7 @@ def _valued(tokens: Sequence[Token], *names: str) -> Token | None:
 
 def _trl(launch: Launch) -> bool:
     """Whether it takes `--config FILE.yaml`, as TRL's parser does."""
-    config = _valued(launch.arguments, "--config")
-    return config is not None and bool(_CONFIG.fullmatch(config.text))
+    return bool(_CONFIG.fullmatch((_valued(launch.arguments, "--config") or Token("-")).text))
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,13 @@ class ArgumentSource:
 
     def _file(self, name: str, token: Token, key: str, over: Document | None = None) -> Reference:
         """A file that is named, which the script itself may write."""
+        # any script may have a `--config` with keys of its own
+        sure = name != "trainer" or self.launch.launcher == "trl" or bool(_OF_TRL.search(self.launch.script))
         for written in self.script.files:
             if Path(written.name) == Path(token.text):
-                return Reference(name, document=written_document(self.path, self.text, written), field=key)
-        return Reference(name, path=token.text, field=key, over=over if over and (over.data or over.unknown) else None)
+                return Reference(name, "", written_document(self.path, self.text, written), key, sure=sure)
+        flags = over if over and (over.data or over.unknown) else None
+        return Reference(name, path=token.text, field=key, over=flags, sure=sure)
 
     def _without_written(self, tokens: Sequence[Token]) -> list[Token]:
         """Arguments without DeepSpeed's config where the script itself writes it: it is handed over as it is."""

@@ -68,6 +68,8 @@ class Reference:
     field: str = ""
     over: Document | None = None
     """Flags that have their way over what the file at `path` says."""
+    sure: bool = True
+    """Whether the format is known; else the file is of it only where its keys tell that."""
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,8 @@ def _started(
     module = settings.get("module") if launcher == "python" else None
     if module is not None:
         name = module.value.text if module.value else ""
+        if name in TABLES["installing"]["modules"].split():
+            return None
         if name in TABLES["modules"]:
             started, _, lead = TABLES["modules"][name].partition(" ")
             return _started(started, [Token(lead), *rest] if lead else rest, command, step, starter)
@@ -168,6 +170,8 @@ def _started(
 def _tool(launcher: str, tokens: Sequence[Token], command: Command, step: Mapping[str, Option]) -> Launch:
     """A tool's subcommand: `tune run` takes torchrun's options before its recipe, `axolotl train` behind `--`."""
     settings, rest = dict[str, LauncherOption](), list(tokens[1:])
+    if launcher == "nemo":  # `nemo llm pretrain --factory RECIPE`
+        return Launch("python", ".".join(["nemo", *(token.text for token in tokens[:2])]), (), command, {}, step)
     if launcher == "tune":
         settings, rest = _settings("torchrun", rest)
     elif launcher == "axolotl":

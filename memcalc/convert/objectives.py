@@ -90,11 +90,11 @@ def refuse_task(where: str, task: str, evidence: str = "task_type") -> None:
         )
 
 
-def refuse_library(where: str, script: str) -> None:
-    """Refuse a command of a library whose own arguments are not read."""
-    parts = script.removesuffix(".py").replace("/", ".").split(".")
+def refuse_library(where: str, script: str, flags: Iterable[str] = ()) -> None:
+    """Refuse a command of a library whose own arguments are not read; its ``flags`` tell some of them."""
+    parts = [*script.removesuffix(".py").replace("/", ".").split("."), *sorted(flags)]
     library = next((part for part in parts if part in _TABLES["libraries"]), "")
-    if library and _TABLES["read"].get(library) != parts[-1]:
+    if library and _TABLES["read"].get(library) not in parts:
         name = _TABLES["libraries"][library]
         raise ObjectiveError(
             f"{where} starts {name} ({cut(script)}), whose arguments are not read: give memcalc estimate what it "

@@ -16,7 +16,16 @@ from memcalc.convert.document import Document, inside, overlay, parse_document, 
 from memcalc.convert.formats import get_format, recognise
 from memcalc.convert.formats.base import COMMITS, shipped
 from memcalc.convert.formats.fsdp2 import MARKER
-from memcalc.errors import FileError, MemcalcError, MissingError, ObjectiveError, UncountedError, UnmodelledError, shown
+from memcalc.errors import (
+    FileError,
+    MemcalcError,
+    MissingError,
+    ObjectiveError,
+    UncountedError,
+    UnknownFormatError,
+    UnmodelledError,
+    shown,
+)
 from memcalc.files import asks, there
 from memcalc.frameworks import deepspeed, habits_of
 from memcalc.planner.direct import OWN_CODE
@@ -77,7 +86,10 @@ class _References:
         if over is not None:
             self.configs = [config for config in self.configs if _real(config.document.path) != real]
             text = overlay(text, over)
-        self.take(text, reference.format if reference else "")
+        if reference is None:
+            self.take(text, "")
+        else:
+            self.take_named(text, reference)
 
     def loaded(self, path: Path) -> Document:
         """The document of a file, as on disk or as it would be after an edit."""
@@ -95,9 +107,24 @@ class _References:
         self.configs.append(config)
         for reference in config.references:
             if reference.document is not None:
-                self.take(reference.document, reference.format)
+                self.take_named(reference.document, reference)
             else:
                 self.follow(config, reference)
+
+    def take_named(self, text: Document, reference: Reference) -> None:
+        """Keep the config that another one hands over: of a script of its own only as its keys tell what it is."""
+        if reference.sure or get_format(reference.format).recognise(text):
+            self.take(text, reference.format)
+            return
+        from memcalc.convert.formats.launch import own_settings
+
+        try:
+            name = recognise(text).name
+        except UnknownFormatError:
+            named = next((script for config in self.configs if (script := _optimizing(config))), "")
+            self.configs.append(own_settings(text, named))
+        else:
+            self.take(text, name)
 
     def follow(self, config: Config, reference: Reference) -> None:
         """Read a file that another one names; of those that its framework ships the one that it ships."""
@@ -138,6 +165,11 @@ def _with_own_script(config: Config) -> Config:
             references = (*config.references, Reference("fsdp2", setting.field, field=setting.field))
             return replace(config, settings=settings, findings=findings, references=references)
     return config
+
+
+def _optimizing(config: Config) -> str:
+    """The script whose name says what post-training optimizes; empty for training on the next token."""
+    return next((setting.field for setting in config.settings if setting.name == "rl.algorithm"), "")
 
 
 def _of_folder(folder: Path) -> str:

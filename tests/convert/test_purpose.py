@@ -163,7 +163,8 @@ def test_a_script_that_loads_16_bit_weights_without_a_key_counts_so(tmp_path: Pa
     arguments = (
         "--model_name_or_path Qwen/Qwen3-0.6B --max_seq_length 1024 --per_device_train_batch_size 1 --output_dir o"
     )
-    for script, precision in (("open_instruct/finetune.py", "bf16"), ("finetune.py", "bf16-autocast")):
+    wide = {"finetune.py": "bf16-autocast", "open_instruct/finetune.py": "bf16", "tuning/sft_trainer.py": "bf16"}
+    for script, precision in wide.items():
         job = checked(tmp_path, f"accelerate launch --mixed_precision bf16 --num_processes 1 {script} {arguments}")
         assert isinstance(job, Check)
         assert job.estimate.strategy.precision == precision
@@ -173,6 +174,48 @@ def test_a_command_behind_quoted_ands_is_the_one_that_trains(tmp_path: Path) -> 
     r"""open-instruct's large_test_script.sh: `\&\&python` of what mason.py runs was read as mason.py's own flags."""
     text = f"python mason.py --gpus 8 -- source a.sh \\&\\&python open_instruct/grpo_fast.py {TRAINER} --beta 0.0"
     assert "starts open-instruct (open_instruct/grpo_fast.py)" in refused(tmp_path, text)
+
+
+def test_a_config_of_a_scripts_own_counts_for_nothing_and_is_asked_about(tmp_path: Path) -> None:
+    """It was read as the Trainer's: `use_fsdp: true` was DDP in fp32 with a micro-batch of 8, which nobody wrote."""
+    own = tmp_path / "my.yaml"
+    own.write_text("model: gpt2\nlr: 1e-4\nbatch_size: 4\nuse_fsdp: true\n", encoding="utf-8")
+    line = "torchrun --nproc_per_node 8 train.py"
+    for arguments in ("--config my.yaml", "my.yaml"):
+        question = refused(tmp_path, f"{line} {arguments}", seq_len=512)
+        assert "--framework (line of my.yaml: it has settings of its script's own" in question
+        assert "--micro-batch" in question
+    job = checked(tmp_path, f"{line} --config my.yaml", seq_len=512, model="gpt2", framework="fsdp2", micro_batch=4)
+    assert (job.estimate.strategy.framework, job.estimate.strategy.micro_batch) == ("fsdp2", 4)
+    written = f"cat > own.yaml <<'END'\n{own.read_text(encoding='utf-8')}END\n{line} --config own.yaml"
+    assert "--framework (line of run.sh: it has settings" in refused(tmp_path, written, seq_len=512)
+    with pytest.raises(ObjectiveError, match=r"my\.yaml trains by GRPO"):
+        checked(tmp_path, "python geometry3k_grpo.py --config my.yaml")
+    own.write_text("use_lora: true\n", encoding="utf-8")
+    with pytest.raises(ObjectiveError, match=r"my\.yaml has use_lora True"):
+        checked(tmp_path, f"{line} --config my.yaml")
+
+
+def test_a_trainers_config_is_read_of_any_script_that_takes_it(tmp_path: Path) -> None:
+    text = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nlearning_rate: 1e-4\nmax_seq_length: 512\n"
+    (tmp_path / "sft.yaml").write_text(text, encoding="utf-8")
+    assert checked(tmp_path, "python train.py --config sft.yaml").estimate.strategy.micro_batch == 2
+    (tmp_path / "few.yaml").write_text("model_name_or_path: gpt2\npacking: true\n", encoding="utf-8")
+    assert checked(tmp_path, "trl sft --config few.yaml", gpus=1).estimate.strategy.micro_batch == 8
+
+
+def test_a_batch_under_a_name_of_the_scripts_own_is_asked_for(tmp_path: Path) -> None:
+    """The Trainer's default of 8 stood in for `batch_size: 4`."""
+    text = "model_name: gpt2\nlearning_rate: 1e-4\nbatch_size: 4\noutput_dir: out\nmax_seq_length: 512\n"
+    (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(MissingError, match=r"--micro-batch .* arguments of its own \(batch_size\)"):
+        check([str(tmp_path / "my.yaml")], gpu="h100", gpus=8)
+
+
+@pytest.mark.parametrize("module", ["venv env", "build --wheel", "twine upload x", "pip install x"])
+def test_what_makes_an_environment_or_a_package_is_no_job(tmp_path: Path, module: str) -> None:
+    with pytest.raises(UnknownFormatError, match="must start a training"):
+        checked(tmp_path, f"python -m {module}\n")
 
 
 SWITCHES = [
@@ -228,6 +271,9 @@ def test_adapters_alone_do_not_make_a_script_trls(tmp_path: Path) -> None:
         (f"torchrun train_esm2.py {SIZES}", "masked tokens"),
         ("accelerate launch train_dreambooth.py --learning_rate 1e-5 --output_dir x", "a model of pictures"),
         ("accelerate launch open_instruct/grpo_fast.py --beta 0.0 --learning_rate 1e-6", "starts open-instruct"),
+        (f"torchrun run.py --model_recipe_name qwen3_30b {SIZES}", "starts Megatron-Bridge"),
+        (f"torchrun llava.py --language-model-checkpoint x {SIZES}", "vision tower"),
+        ("nemo llm pretrain --factory llama3_8b -y", r"starts NeMo \(nemo.llm.pretrain\)"),
     ],
 )
 def test_scripts_that_train_something_else_are_named(tmp_path: Path, line: str, words: str) -> None:
@@ -238,6 +284,12 @@ def test_scripts_that_train_something_else_are_named(tmp_path: Path, line: str, 
 @pytest.mark.parametrize(
     ("text", "trainer"),
     [
+        ("experiment_name: a\ntrial_name: b\ncluster: {n_nodes: 1}\ntrain_dataset: {path: c}\n", "AReaL"),
+        ("model: {model_path: a}\ndata: {train_path: b}\ntrain: {accelerator: {ep_size: 8}}\n", "VeOmni"),
+        (
+            "data: {micro_batch_size_per_gpu: 4, max_length: 1024}\ntrainer: {n_gpus_per_node: 8}\n",
+            "verl's SFT trainer",
+        ),
         ("pipe_parallel_size: 1\nmodel-parallel-size: 4\nfp16: {enabled: true}\nnum_layers: 2\n", "GPT-NeoX"),
         ("model_id: x\ncontext_length: 512\nnum_devices: 2\ndeepspeed: {config_path: y}\noutput_dir: z\n", "LLMForge"),
         ("trainer: {devices: 8}\nmodel: {tensor_model_parallel_size: 2, num_layers: 2}\n", "NeMo"),

@@ -133,6 +133,20 @@ def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> N
         reader.ask("framework", script, "-", "has arguments of its own, which memcalc does not know")
 
 
+def own_settings(document: Document, script: str) -> Config:
+    """The config of a script of nobody that is known: as its arguments, it counts for nothing and is asked about.
+
+    ``script`` is one whose name says a method; empty where it trains on the next token.
+    """
+    refuse_method(document.path.name, method_of_script(script), script)
+    refuse_switches(document.path.name, document.data)
+    reader = ConfigReader(document, "launch", "")
+    says = "has settings of its script's own, which memcalc does not know"
+    reader.note("warning", "MC001", "", f"{document.path.name} {says}: they count for nothing here")
+    reader.ask("framework", "it", "-", says)
+    return Config(document, "launch", tuple(reader.settings), tuple(reader.findings))
+
+
 @dataclass
 class _ScriptValues:
     """What was found, each under a name as the script has it, with its place."""
@@ -222,7 +236,7 @@ def _check_objective(launch: Launch, name: str) -> None:
     if form in ("verl", "openrlhf", "nemo_rl"):
         return
     nanotron = launch.script.endswith("run_train.py") and "config_file" in flags_of(launch.arguments)
-    refuse_library(name, "nanotron.run_train" if nanotron else launch.script)
+    refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments))
     refuse_pictures(name, launch.script)
     method = method_of_script(recipe_of(launch))
     if launch.launcher not in ("axolotl", "litgpt", "swift", "megatron") and not _by_trl(form, method):
@@ -254,13 +268,14 @@ def _set_algorithm(reader: ConfigReader, launch: Launch) -> None:
         reader.settings.append(Setting("rl.algorithm", ALGORITHMS[method], recipe_of(launch)))
 
 
-_LOADED = "open_instruct/finetune.py"
-"""A script of the Trainer's arguments that loads 16-bit weights, without a key for it (open-instruct e6c30440)."""
+_LOADED = ("open_instruct/finetune", "tuning/sft_trainer")
+"""Scripts of the Trainer's arguments that load 16-bit weights where no key says so (open-instruct e6c30440,
+open_instruct/finetune.py; fms-hf-tuning d3c30a03, tuning/config/configs.py, ``torch_dtype``)."""
 
 
 def _set_loaded(reader: ConfigReader, launch: Launch) -> None:
-    if launch.script.replace(".", "/").removesuffix("/py") == _LOADED.removesuffix(".py"):
-        reader.settings.append(Setting("weights", "bf16", launch.script))
+    if launch.script.removesuffix(".py").replace(".", "/").endswith(_LOADED):
+        reader.settings.append(Setting("weights", "bf16", launch.script, default=True))
 
 
 def _different(launches: list[Launch]) -> list[Launch]:

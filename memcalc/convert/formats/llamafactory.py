@@ -43,6 +43,7 @@ _LOSSES = {**dict.fromkeys(("sigmoid", "hinge", "ipo", "kto_pair"), "dpo"), "orp
 _ATTENTION = {"auto": "", "sdpa": "", "disabled": "eager", "fa2": "flash", "fa3": "flash3"}
 """``flash_attn``; PyTorch's own choice follows from the model's class."""
 _METHODS = {name: name for name in ("bnb", "gptq", "awq", "aqlm", "quanto", "eetq", "hqq", "mxfp4", "fp8")}
+_METHODS["bitsandbytes"] = "bnb"  # its name before 0.9.3
 V1 = ("model_class", "peft_config", "dist_config", "quant_config")
 """Keys that the files of v1 have and those of 0.9 have not (examples/v1, src/llamafactory/v1/config)."""
 _MEGATRON = ("use_mca", "tensor_model_parallel_size", "pipeline_model_parallel_size", "recompute_granularity")

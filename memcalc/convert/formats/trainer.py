@@ -87,7 +87,7 @@ def read(document: Document) -> Config:
     reader.not_counted(KEYS.not_counted, counted=("optim_args",) if momentum else ())
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
     refuse_switches(document.path.name, reader.unread())
-    if document.kind == "flags":
+    if document.kind == "flags" or any("batch" in key for key in reader.unread()):
         ask_for_rows(reader, "its script")
     return reader.finish()
 

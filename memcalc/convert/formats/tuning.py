@@ -30,8 +30,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "lm_head": ("head",), "embed_out": ("head",),
     "embed_tokens": ("embedding",), "wte": ("embedding",), "word_embeddings": ("embedding",),
     "embed_in": ("embedding",), "embeddings": ("embedding",),
+    **{f"self_attn.{target}_proj": (target,) for target in "qkvo"}, "attn.c_attn": ("qkv",),
 }  # fmt: skip
-"""By the name of a layer: which of memcalc's targets it is. GPT-2's ``c_proj`` is in attention and in the MLP."""
+"""By the name of a layer, or the end of its path: which of memcalc's targets it is (PEFT 0.21, tuners/tuners_utils.py,
+check_target_module_exists). GPT-2's ``c_proj`` is in attention and in the MLP."""
 _ALL = ("all", "all-linear")
 _GALORE = {"attn": ("attention",), "self_attn": ("attention",), "attention": ("attention",), "mlp": ("mlp",)}
 """Parts of a block's path that ``optim_target_modules`` matches (5.23 trainer_utils.py, check_target_module_exists)."""

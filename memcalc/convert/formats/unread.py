@@ -44,6 +44,9 @@ TRAINERS = (
     Unread("GPT-NeoX", ("pipe_parallel_size", "model_parallel_size")),
     Unread("Anyscale's LLMForge", ("model_id", "context_length", "num_devices")),
     Unread("ArcticTraining", ("type", "model.name_or_path", "data.sources")),
+    Unread("AReaL", ("experiment_name", "trial_name", "cluster", "train_dataset")),
+    Unread("VeOmni", ("model", "data.train_path", "train.accelerator")),
+    Unread("verl's SFT trainer", ("data.micro_batch_size_per_gpu", "data.max_length", "trainer.n_gpus_per_node")),
 )
 
 

@@ -80,6 +80,7 @@ def test_examples_are_read_as_llamafactory_reads_them(name: str) -> None:
         ("finetuning_type: full\nfp16: true", {"weights": "fp32", "mixed": "fp16"}),
         ("accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}", {"sync_each_batch": True}),
         ("quantization_bit: 8", {"quantize": "int8"}),
+        ("quantization_bit: 4\nquantization_method: bitsandbytes", {"quantize": "nf4-dq"}),
         ("quantization_bit: 4\ndouble_quantization: false", {"quantize": "nf4"}),
         ("quantization_bit: 4\nupcast_layernorm: true", {"strategy.prepare_kbit": True}),
         ("flash_attn: fa2", {"attention": "flash"}),

@@ -66,3 +66,21 @@ def test_a_config_without_a_class_is_known_by_its_model_type() -> None:
     assert layer_names(job_of(spec), "lora", ("o", "up", "down")) == ["out_proj", "fc1", "fc2"]
     with pytest.raises(CombinationError, match="names of layers are known of q, k, v, o"):
         layer_names(job_of(spec), "lora", ("qkv",))
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("llama-3.2-1b", ["self_attn.q_proj", "self_attn.k_proj", "up_proj"]),
+        ("qwen3-0.6b", ["self_attn.v_proj", "self_attn.o_proj"]),
+        ("gpt2", ["attn.c_attn"]),
+    ],
+)
+def test_the_end_of_a_layers_path_names_it(name: str, names: list[str]) -> None:
+    """PEFT takes a layer whose path ends with a name, of one part or of several."""
+    peft, spec = pytest.importorskip("peft"), catalog.model(name)
+    read = targets_of(names)
+    assert read is not None
+    resolved = resolved_targets(Lora(rank=RANK, targets=read), spec, habits_of("hf"))
+    counted = sum(group.count * sum(block_adapters(group.block, RANK, resolved)) for group in spec.groups)
+    assert trainable(peft, spec, names) == counted
