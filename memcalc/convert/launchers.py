@@ -76,8 +76,7 @@ def launch_of(command: Command) -> Launch | None:
         return None
     for cut in range(len(tokens) - 1, at, -1):
         # Another program takes the command behind a lone `--`, or a line of several, and starts it
-        behind = _behind(tokens[cut:])
-        if behind and _is_launcher(behind):
+        if (behind := _behind(tokens[cut:])) and _is_launcher(behind):
             inner = launch_of(replace(command, tokens=behind))
             return None if inner is None else replace(inner, command=command, through=tuple(tokens[at:cut]))
     step: dict[str, Option] = {}
@@ -94,11 +93,9 @@ def launch_of(command: Command) -> Launch | None:
 def _behind(tokens: Sequence[Token]) -> tuple[Token, ...]:
     """The words behind a lone `--` or a `&&` that is quoted, which may lead the next word; none where there is none."""
     first = tokens[0]
-    if first.text in ("--", "&&"):
-        return tuple(tokens[1:])
-    if not first.text.startswith("&&"):
-        return ()
-    return (replace(first, text=first.text[2:], positions=first.positions[2:]), *tokens[1:])
+    if first.text.startswith("&&") and first.text != "&&":
+        return (replace(first, text=first.text[2:], positions=first.positions[2:]), *tokens[1:])
+    return tuple(tokens[1:]) if first.text in ("--", "&&") else ()
 
 
 def _is_launcher(tokens: Sequence[Token]) -> bool:

@@ -22,8 +22,9 @@ from memcalc.errors import (
     UnmodelledError,
 )
 from memcalc.files import asks
-from memcalc.preflight.job import ENDINGS, MergedJob, estimate_merged, read_files
+from memcalc.preflight.job import MergedJob, estimate_merged, read_files
 from memcalc.preflight.merge import merge
+from memcalc.preflight.names import ENDINGS
 from memcalc.preflight.roles import answer, check_counted
 from memcalc.results.check import (
     Check,

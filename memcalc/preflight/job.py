@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from memcalc.convert.formats.base import COMMITS, shipped
 from memcalc.convert.formats.fsdp2 import MARKER
 from memcalc.errors import (
     FileError,
-    MemcalcError,
     MissingError,
     ObjectiveError,
     UncountedError,
@@ -30,18 +26,13 @@ from memcalc.files import asks, there
 from memcalc.frameworks import deepspeed, habits_of
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.idle import IDLE, labelled, lacking
+from memcalc.preflight.names import known_text, of_folder
 from memcalc.results.estimates import Estimate
 from memcalc.specs.options import BY_NAME, FIELDS
 from memcalc.units import GIB
 
 MOST_FILES = 16
 """Of one job; the most that a known launch names is four."""
-MOST_LOOKED_AT = 256
-"""Entries of a folder that is given in place of a file."""
-MOST_NAMED = 4
-"""Files of a folder that a sentence names."""
-ENDINGS = frozenset({".json", ".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm"})
-"""What configs and launch scripts end with."""
 
 
 def read_files(
@@ -56,7 +47,7 @@ def read_files(
     paths = tuple(paths)
     for folder in map(Path, paths):
         if asks(folder.is_dir):
-            raise FileError("file", str(folder), _of_folder(folder))
+            raise FileError("file", str(folder), of_folder(folder))
     reader = _References(dict(texts or {}), tuple(folders), {_real(Path(path)) for path in paths})
     for path in paths:
         reader.read(Path(path), None)
@@ -159,7 +150,7 @@ def _with_own_script(config: Config) -> Config:
         script = folder / setting.field
         if setting.name != "framework" or setting.value is not None or script.suffix != ".py":
             continue
-        if inside(script, folder) and (_known_text(script) or "").startswith(MARKER):
+        if inside(script, folder) and (known_text(script) or "").startswith(MARKER):
             settings = tuple(other for other in config.settings if other is not setting)
             findings = tuple(finding for finding in config.findings if not finding.message.startswith(setting.field))
             references = (*config.references, Reference("fsdp2", setting.field, field=setting.field))
@@ -170,46 +161,6 @@ def _with_own_script(config: Config) -> Config:
 def _optimizing(config: Config) -> str:
     """The script whose name says what post-training optimizes; empty for training on the next token."""
     return next((setting.field for setting in config.settings if setting.name == "rl.algorithm"), "")
-
-
-def _of_folder(folder: Path) -> str:
-    """What to give instead of a folder: the line of a job that was exported into it, or the files that are known.
-
-    A config that another file names is read with that one.
-    """
-    try:
-        inside_it = sorted(islice(folder.iterdir(), MOST_LOOKED_AT))
-    except OSError:
-        return "is a folder; give a file of the job"
-    known = {path: text for path in inside_it if (text := _known_text(path)) is not None}
-    for text in known.values():
-        if line := re.search(r"^# (memcalc check .+)$", text, re.MULTILINE):
-            return f"is a folder; check its job with: cd {shlex.quote(str(folder))} && {line[1]}"
-    first = [
-        str(path)
-        for path in known
-        if path.suffix == ".py" or not any(path.name in text for other, text in known.items() if other != path)
-    ]
-    each = f"--survey {shlex.quote(str(folder))}"
-    if not first:
-        return f"is a folder without a config or launch script that is known; {each} says why, file by file"
-    if len(first) == 1:
-        return f"is a folder; give the file that starts its job: {first[0]}"
-    more = f" and {len(first) - MOST_NAMED} more" if len(first) > MOST_NAMED else ""
-    return (
-        f"is a folder; give the files of one job: of {', '.join(first[:MOST_NAMED])}{more}; {each} reads each of them"
-    )
-
-
-def _known_text(path: Path) -> str | None:
-    """The text of a file that is some job's; None of another."""
-    if path.suffix.lower() not in {*ENDINGS, ".py"} or path.name.startswith(".") or not path.is_file():
-        return None
-    try:
-        document = read_document(path)
-        return None if recognise(document).name == "unread" else document.text
-    except MemcalcError:
-        return None
 
 
 def _real(path: Path) -> Path:

@@ -1,17 +1,27 @@
-"""Names of models and GPUs as files give them, and the presets that they are."""
+"""Names of models and GPUs as files give them, the presets that they are, and the files of a folder that is named."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from memcalc import catalog
+from memcalc.convert.document import read_document
+from memcalc.convert.formats import recognise
 from memcalc.convert.named_model import named_model
-from memcalc.errors import MissingError, UnknownNameError
+from memcalc.errors import MemcalcError, MissingError, UnknownNameError
 from memcalc.preset_names import is_hub_id
 from memcalc.specs.model import Model
 
+MOST_LOOKED_AT = 256
+"""Entries of a folder that is given in place of a file."""
+MOST_NAMED = 4
+"""Files of a folder that a sentence names."""
+ENDINGS = frozenset({".json", ".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm"})
+"""What configs and launch scripts end with."""
 _SIZE = re.compile(r"v?[\d.]+x?[\d.]*[bm]?", re.IGNORECASE)
 
 
@@ -88,3 +98,43 @@ def gpu_named(name: str, dirs: tuple[str, ...] = ()) -> str:
         if not like:
             raise
         raise MissingError(f"GPU {name!r} is ambiguous: {', '.join(like)}. Pass --gpu.") from None
+
+
+def of_folder(folder: Path) -> str:
+    """What to give instead of a folder: the line of a job that was exported into it, or the files that are known.
+
+    A config that another file names is read with that one.
+    """
+    try:
+        inside_it = sorted(islice(folder.iterdir(), MOST_LOOKED_AT))
+    except OSError:
+        return "is a folder; give a file of the job"
+    known = {path: text for path in inside_it if (text := known_text(path)) is not None}
+    for text in known.values():
+        if line := re.search(r"^# (memcalc check .+)$", text, re.MULTILINE):
+            return f"is a folder; check its job with: cd {shlex.quote(str(folder))} && {line[1]}"
+    first = [
+        str(path)
+        for path in known
+        if path.suffix == ".py" or not any(path.name in text for other, text in known.items() if other != path)
+    ]
+    each = f"--survey {shlex.quote(str(folder))}"
+    if not first:
+        return f"is a folder without a config or launch script that is known; {each} says why, file by file"
+    if len(first) == 1:
+        return f"is a folder; give the file that starts its job: {first[0]}"
+    more = f" and {len(first) - MOST_NAMED} more" if len(first) > MOST_NAMED else ""
+    return (
+        f"is a folder; give the files of one job: of {', '.join(first[:MOST_NAMED])}{more}; {each} reads each of them"
+    )
+
+
+def known_text(path: Path) -> str | None:
+    """The text of a file that is some job's; None of another."""
+    if path.suffix.lower() not in {*ENDINGS, ".py"} or path.name.startswith(".") or not path.is_file():
+        return None
+    try:
+        document = read_document(path)
+        return None if recognise(document).name == "unread" else document.text
+    except MemcalcError:
+        return None
