@@ -208,7 +208,7 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tu
                 grids += [
                     replace(part, offloads=tuple(c for c in part.offloads if not repeats(c, tier, tiers[:index])))
                     for grid in _grids(request, options, splits, model, gpu, node, gpus, habits)
-                    for even in by_stages(grid, request, habits)
+                    for even in by_stages(grid, request, habits, model.num_layers)
                     for alike in by_loss(even, request, habits)
                     for part in by_defaults(alike, request, habits, model, gpu)
                 ]

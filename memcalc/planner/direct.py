@@ -217,9 +217,14 @@ def policies(model: Model) -> list[str]:
     """
     layers = model.num_layers
     parts = ["none", *_modules(model), "selective-core-attn", "selective-ops", "attention", "mlp"]
-    blocks = dict.fromkeys(f"block-{layers * k // 4}" for k in (1, 2, 3) if layers * k // 4)
+    blocks = some_blocks(layers)
     some = [f"every-{k}" for k in (8, 4, 3, 2) if k < layers]
     return [*parts, *some, *blocks, "sqrt", *(f"uniform-{k}" for k in (4, 2) if k < layers), "full"]
+
+
+def some_blocks(layers: int) -> list[str]:
+    """The policies that compute a quarter, a half and three quarters of so many blocks again."""
+    return list(dict.fromkeys(f"block-{layers * k // 4}" for k in (1, 2, 3) if layers * k // 4))
 
 
 def _modules(model: Model) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, InputError
 from memcalc.planner import defaults
+from memcalc.planner.direct import some_blocks
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.parameters import model_count, shapes_of
 
@@ -35,13 +36,35 @@ def by_loss(grid: Grid, request: Request, habits: Habits) -> list[Grid]:
     return grids
 
 
-def by_stages(grid: Grid, request: Request, habits: Habits) -> list[Grid]:
-    """A grid apart for the pipelines where embedding and head count as a block each by default."""
+def by_stages(grid: Grid, request: Request, habits: Habits, layers: int) -> list[Grid]:
+    """A grid apart for the pipelines where embedding and head count as a block each by default, and for each depth.
+
+    ``layers`` is the model's number of blocks.
+    """
     piped = tuple(layout for layout in grid.layouts if defaults.ends_weigh(request, habits, layout.pp))
     alone = tuple(layout for layout in grid.layouts if layout not in piped)
     split = grid.fixed.model_copy(update=defaults.ENDS_IN_SPLIT)
     parts = (grid.fixed, alone), (split, piped)
-    return [replace(grid, fixed=fixed, layouts=layouts) for fixed, layouts in parts if layouts]
+    ends = [replace(grid, fixed=fixed, layouts=layouts) for fixed, layouts in parts if layouts]
+    return [part for each in ends for part in _by_depth(each, request, habits, layers)]
+
+
+def _by_depth(grid: Grid, request: Request, habits: Habits, layers: int) -> list[Grid]:
+    """A grid apart for the stages of each size, since Megatron-LM counts the blocks of ``block-N`` in each stage.
+
+    Policies that were asked for stay.
+    """
+    searched = request.given.get("recompute") is None and "recompute" not in request.choices
+    of_all = some_blocks(layers)
+    if not (habits.engine and searched and of_all and {*of_all} <= {*grid.recomputes}):
+        return [grid]
+    parts: dict[tuple[str, ...], list[Layout]] = {}
+    for layout in grid.layouts:
+        at = grid.recomputes.index(of_all[0])
+        others = [name for name in grid.recomputes if name not in of_all]
+        policies = *others[:at], *some_blocks(-(-layers // layout.pp)), *others[at:]
+        parts.setdefault(policies, []).append(layout)
+    return [replace(grid, recomputes=names, layouts=tuple(layouts)) for names, layouts in parts.items()]
 
 
 def by_defaults(grid: Grid, request: Request, habits: Habits, model: Model, gpu: GPU) -> list[Grid]:

@@ -35,6 +35,9 @@ _COUNTED = {
     "uniform": "{} blocks per checkpoint",
 }
 
+_STAGED = " of each stage"
+"""What Megatron-LM counts its first blocks of."""
+
 
 def parallelism(strategy: Strategy, *, scheduled: bool = False) -> str:
     """Return how a plan is spread over GPUs, as its framework calls it; a dash where there is one GPU.
@@ -157,12 +160,16 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
     """Yield what each recompute policy of some plans computes again, where its name does not say so.
 
     >>> from types import SimpleNamespace as Some
-    >>> list(legend([Some(strategy=Some(recompute=name)) for name in ("full", "block-8", "none")]))
+    >>> list(legend([Some(strategy=Some(recompute=name, pp=1)) for name in ("full", "block-8", "none")]))
     ['block-8: the first 8 blocks']
-    >>> list(legend([Some(strategy=Some(recompute=name)) for name in ("uniform-2", "uniform-4")]))
+    >>> list(legend([Some(strategy=Some(recompute="block-2", pp=4))]))
+    ['block-2: the first 2 blocks of each stage']
+    >>> list(legend([Some(strategy=Some(recompute=name, pp=1)) for name in ("uniform-2", "uniform-4")]))
     ['uniform-N: N blocks per checkpoint']
     """
-    names = dict.fromkeys(plan.strategy.recompute for plan in plans)
+    strategies = [plan.strategy for plan in plans]
+    names = dict.fromkeys(strategy.recompute for strategy in strategies)
+    piped = {"block"} if any(each.pp > 1 for each in strategies if each.recompute.startswith("block-")) else set()
     matches = {name: re.fullmatch(r"(every|segments|block|uniform)-(\d+)", name) for name in names}
     kinds = [counted[1] for counted in matches.values() if counted]
     texts: dict[str, str | None] = {}
@@ -171,7 +178,7 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
             texts[name] = _POLICIES.get(name)
         else:
             number = counted[2] if kinds.count(counted[1]) == 1 else "N"
-            texts[f"{counted[1]}-{number}"] = _COUNTED[counted[1]].format(number)
+            texts[f"{counted[1]}-{number}"] = _COUNTED[counted[1]].format(number) + _STAGED * (counted[1] in piped)
     yield from (f"{name}: {text}" for name, text in texts.items() if text)
 
 

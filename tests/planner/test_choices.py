@@ -101,6 +101,18 @@ def test_a_schedule_or_chunks_alone_are_searched_over_pipelines_where_the_framew
         memcalc.plan(**job, framework="fsdp2", pp_schedule="interleaved")
 
 
+def test_a_search_computes_a_part_of_each_stage_again() -> None:
+    """Megatron-LM counts them within each stage (training/arguments.py, --recompute-num-layers): of 8, not of 126."""
+    job = {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 1024, "seq_len": 8192, "offload": "none"}
+    layout = {"framework": "megatron", "tp": 8, "pp": 16, "cp": 1}
+    plans = memcalc.plan(**job, **layout, top=30).plans
+    blocks = {name for plan in plans if (name := plan.strategy.recompute).startswith("block-")}
+    assert blocks
+    assert blocks <= {"block-2", "block-4", "block-6"}
+    full = memcalc.plan(**job, **layout, recompute="full", top=1).plans[0]
+    assert plans[0].time.step < full.time.step / 1.1
+
+
 def test_blocks_that_are_computed_again_come_out_even_over_model_chunks() -> None:
     """Megatron-LM is told how many of each chunk: 10 blocks are 2 of each of 5, and none of 4."""
     job = {"model": "llama-3.1-70b", "gpu": "h200", "gpus": 32, "tp": 8, "pp": 4, "framework": "megatron", "cp": 1}
