@@ -150,8 +150,8 @@ class ArgumentSource:
         config = _valued(tokens, "--config")
         if config is not None and _CONFIG.fullmatch(config.text):
             return self._over_config(name, config, tokens)
-        pairs = name == "nemo_rl"
-        return [Reference(name, document=self._document(tokens, pairs=pairs), field=self.launch.script)]
+        named = [Token("--training_script"), Token(self.launch.script), *tokens] if name == "trainer" else tokens
+        return [Reference(name, document=self._document(named, pairs=name == "nemo_rl"), field=self.launch.script)]
 
     def _megatron(self, name: str) -> list[Reference]:
         tokens = self.launch.arguments

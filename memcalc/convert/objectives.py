@@ -54,7 +54,8 @@ def method_of_script(script: str) -> str:
     for longer in (name for name in _CALLED if "_" in name):
         if longer in stem:
             return _CALLED[longer]
-    short = {name for name in _CALLED if "_" not in name and name not in ("reward", "reinforce", "distillation")}
+    ambiguous = ("reward", "reinforce", "distillation", "embedding")
+    short = {name for name in _CALLED if "_" not in name and name not in ambiguous}
     return next((_CALLED[word] for word in _WORDS.findall(stem) if word in short), "")
 
 
@@ -108,6 +109,17 @@ def refuse_pictures(where: str, script: str) -> None:
     if named := [part for part in parts if part in _TABLES["pictures"]["words"].split()]:
         raise ObjectiveError(
             f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
+        )
+
+
+def refuse_heads(where: str, script: str) -> None:
+    """Refuse a script that is named after a task whose head is no language model's."""
+    stem = script.rpartition("/")[2].lower().removesuffix(".py")
+    heads = _TABLES["heads"]
+    if stem in heads["scripts"].split() or {*re.split(r"[_.-]+", stem)} & {*heads["words"].split()}:
+        raise ObjectiveError(
+            f"{where} starts {cut(script)}, whose task by its name has another head than a language model's: memcalc "
+            f"{SUPERVISED}."
         )
 
 

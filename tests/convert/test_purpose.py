@@ -218,6 +218,37 @@ def test_what_makes_an_environment_or_a_package_is_no_job(tmp_path: Path, module
         checked(tmp_path, f"python -m {module}\n")
 
 
+def test_a_length_alone_does_not_make_a_script_trls(tmp_path: Path) -> None:
+    """It was bf16 with checkpoints and a loss without logits, TRL's defaults: 159 GiB of 223 that run (7B)."""
+    flags = "--model_name_or_path gpt2 --max_length 512 --per_device_train_batch_size 2 --output_dir o"
+    line = "torchrun --nproc_per_node 8 {} " + flags
+    own = checked(tmp_path, line.format("train.py")).estimate.strategy
+    assert (own.precision, own.recompute, own.loss) == ("fp32", "none", "standard")
+    for script in ("examples/scripts/sft.py", "-m trl.scripts.sft", "run_sft.py"):
+        trl = checked(tmp_path, line.format(script)).estimate.strategy
+        assert (trl.precision, trl.recompute, trl.loss) == ("bf16-autocast", "full", "fused-linear")
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("run_glue.py", "--task_name mrpc", "another head than a language model's"),
+        ("run_swag_no_trainer.py", "", "another head"),
+        ("run_qa.py", "", "another head"),
+        ("train_classifier.py", "", "another head"),
+        ("train.py", "--teacher_path Qwen/Qwen2.5-7B", "holds a teacher beside"),
+        ("-m FlagEmbedding.finetune.embedder.encoder_only.base", "--query_max_len 32", "compares vectors of texts"),
+        ("train_lora_flux.py", "", "a model of pictures"),
+        ("train.py", "--num_layers_to_train 4", "has num_layers_to_train 4"),
+    ],
+)
+def test_scripts_and_arguments_of_other_objectives_are_declined(
+    tmp_path: Path, script: str, flags: str, words: str
+) -> None:
+    with pytest.raises(ObjectiveError, match=words):
+        checked(tmp_path, f"torchrun --nproc_per_node 8 {script} {TRAINER} --learning_rate 1e-5 {flags}")
+
+
 SWITCHES = [
     "--lora_enable True", "--bits 4", "--use_qlora", "--q_lora True", "--train_mode qlora",
     "--tune_mm_mlp_adapter True", "--mm_tunable_parts mm_mlp_adapter", "--freeze_backbone True",

@@ -31,6 +31,7 @@ from memcalc.convert.objectives import (
     ALGORITHMS,
     method_of_keys,
     method_of_script,
+    refuse_heads,
     refuse_idle,
     refuse_library,
     refuse_megatron,
@@ -238,6 +239,7 @@ def _check_objective(launch: Launch, name: str) -> None:
     nanotron = launch.script.endswith("run_train.py") and "config_file" in flags_of(launch.arguments)
     refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments))
     refuse_pictures(name, launch.script)
+    refuse_heads(name, launch.script)
     method = method_of_script(recipe_of(launch))
     if launch.launcher not in ("axolotl", "litgpt", "swift", "megatron") and not _by_trl(form, method):
         refuse_method(name, method, recipe_of(launch))

@@ -211,8 +211,9 @@ def _precision(reader: ConfigReader, kind: str) -> None:
     pure, blocks = bool(reader.flag("pure_bf16")), bool(reader.flag("use_badam"))
     frozen = kind in ("lora", "oft")
     key = "use_badam" if blocks else "pure_bf16"
-    reader.set("weights", "bf16" if frozen or pure or blocks else "fp32", key)
     mixed = "bf16" if reader.flag("bf16") else "fp16" if reader.flag("fp16") else "no"
+    narrow = "fp16" if mixed == "fp16" and not pure else "bf16"  # hparams/parser.py, compute_dtype
+    reader.set("weights", narrow if frozen or pure or blocks else "fp32", key)
     reader.set("mixed", mixed, "fp16" if mixed == "fp16" else "bf16")
 
 

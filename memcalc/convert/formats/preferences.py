@@ -11,6 +11,7 @@ The classes of trainers upon TRL's hold whole logits, as TRL's own did until 1.1
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from memcalc.convert.config import ConfigReader
@@ -28,6 +29,21 @@ def set_algorithm(reader: ConfigReader, method: str, key: str, stated: str, fram
     reader.set("rl.framework", framework, key)
     reader.set("rl.logits", "plain", key)  # kernels of blocks alone do not fuse this loss
     return ALGORITHMS[method]
+
+
+_ANYBODYS = frozenset({"max_length", "packing", "use_peft"})
+"""Keys of TRL that scripts without it have too."""
+
+
+def is_trl(reader: ConfigReader, signs: frozenset[str]) -> bool:
+    """Whether TRL's own defaults hold: ``signs`` of its newest release, no key that it has no more or never had.
+
+    Of flags a few are also those of others' scripts, whose name tells then.
+    """
+    foreign = any(reader.has(key) for key in ("max_seq_length", "max_seq_len", "block_size"))
+    found, script = signs & set(reader.document.data), reader.text("training_script").lower()
+    named = not script or bool(re.search(r"(^|[^a-z])(trl|sft)([^a-z]|$)", script) or method_of_script(script))
+    return bool(found if named else found - _ANYBODYS) and not foreign
 
 
 def set_by_name(reader: ConfigReader) -> None:

@@ -16,7 +16,7 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, inner_document, key_table
 from memcalc.convert.formats.beside_steps import set_evaluation, set_generation, set_resumes, tokens_up_to
 from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options, set_reductions
-from memcalc.convert.formats.preferences import read_roles, set_by_name
+from memcalc.convert.formats.preferences import is_trl, read_roles, set_by_name
 from memcalc.convert.formats.trainer_writer import script_text, spelling, write
 from memcalc.convert.formats.tuning import (
     LAYERS,
@@ -66,7 +66,7 @@ def read(document: Document) -> Config:
         refuse_method(document.path.name, method, evidence)
     if not method:
         set_by_name(reader)
-    trl = is_trl(reader) or bool(method)
+    trl = is_trl(reader, TRL_SIGNS) or bool(method)
     reader.set("engine", "trainer", "per_device_train_batch_size")
     reader.fact("accelerated", True, "Trainer")
     _batch(reader)
@@ -237,12 +237,6 @@ def _recognise(document: Document) -> bool:
     keys = set(document.data)
     signs = keys.intersection(KEYS.lists["signs"])
     return len(signs) > 1 or bool(signs and (TRL_SIGNS & keys or method_of_keys(document.data)[0] in ALGORITHMS))
-
-
-def is_trl(reader: ConfigReader) -> bool:
-    """Whether TRL's own defaults hold: keys of its newest release, none that it has no more or never had."""
-    foreign = any(reader.has(key) for key in ("max_seq_length", "max_seq_len", "block_size"))
-    return bool(TRL_SIGNS & set(reader.document.data)) and not foreign
 
 
 def read_script(reader: ConfigReader, trl: bool) -> None:

@@ -78,6 +78,7 @@ def test_examples_are_read_as_llamafactory_reads_them(name: str) -> None:
         ("finetuning_type: full\nbf16: true", {"weights": "fp32", "mixed": "bf16"}),
         ("finetuning_type: full\npure_bf16: true", {"weights": "bf16", "mixed": "no"}),
         ("finetuning_type: full\nfp16: true", {"weights": "fp32", "mixed": "fp16"}),
+        ("finetuning_type: lora\nfp16: true", {"weights": "fp16", "mixed": "fp16"}),
         ("accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}", {"sync_each_batch": True}),
         ("quantization_bit: 8", {"quantize": "int8"}),
         ("quantization_bit: 4\nquantization_method: bitsandbytes", {"quantize": "nf4-dq"}),
