@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memcalc.planner.job import PlanJob
     from memcalc.results.estimates import Estimate
     from memcalc.specs.calibration import Calibration
-    from memcalc.specs.hardware import GPU
+    from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
     from memcalc.specs.runs import Run, RunsFile, Target
     from memcalc.specs.strict import Figure
@@ -124,12 +124,18 @@ class Presets:
         self.look = calibration is None
         self.model: Callable[[str], Model] = cache(lambda name: api.load_model(name, dirs))
         self.gpu: Callable[[str], GPU] = cache(self._gpu)
+        self.node: Callable[[str, str], Node | None] = cache(self._node)
 
     def _gpu(self, name: str) -> GPU:
         chip = catalog.gpu(name, self.dirs)
         if self.given is not None:
             return chip.calibrated(self.given) if self.given.gpu == chip.name else chip
         return calibrations.applied(chip, None, look=self.look)[0]
+
+    def _node(self, group: str, arch: str) -> Node | None:
+        """The nodes that a group of published runs ran on, of those with GPUs of an architecture."""
+        listed = (node for node in catalog.nodes(self.dirs) if group and group in node.runs)
+        return next((node for node in listed if catalog.gpu(node.gpu, self.dirs).arch == arch), None)
 
     def said(self, names: Iterable[str]) -> tuple[str, ...]:
         """What is said of the calibrations that count for GPUs; one that is given must be of one of them."""
@@ -173,14 +179,14 @@ def predict(run: Run, presets: Presets | None = None) -> Estimate:
         preset_dirs=presets.dirs,
         **options,
     )
-    return replace(single, job=on_network(single.job, run)).estimate()
+    return replace(single, job=on_network(single.job, run, presets)).estimate()
 
 
-def on_network(job: PlanJob, run: Run) -> PlanJob:
-    """The job on a node with the network that a run states."""
-    if run.network is None:
-        return job
-    return replace(job, node=job.node.model_copy(update={"internode_bytes_per_s_per_gpu": run.network}))
+def on_network(job: PlanJob, run: Run, presets: Presets) -> PlanJob:
+    """The job on the nodes that its published group ran on, with the network that the run itself states."""
+    node = presets.node(run.group, job.gpu.arch) or job.node
+    stated = {"internode_bytes_per_s_per_gpu": run.network, "adapters": run.adapters}
+    return replace(job, node=node.model_copy(update={name: value for name, value in stated.items() if value is not None}))
 
 
 def model_of(run: Run, presets: Presets) -> Model:

@@ -188,6 +188,8 @@ class Node(Frozen):
     """Machines that they sit in [-]: more than one in a rack, where each has its share of the GPUs and memory."""
     default: bool = False
     """Whether a job that names only this GPU is taken to run on such nodes."""
+    runs: tuple[str, ...] = ()
+    """Groups of published runs that ran on such nodes, and are predicted there."""
     host_memory_bytes: Bytes | None = None
     """Host memory [bytes]; none where it is the owner's choice."""
     host_memory_bytes_per_s: Rate | None = None
@@ -198,6 +200,8 @@ class Node(Frozen):
     """Rate [bytes/s] from one GPU to the others of the node, one direction."""
     internode_bytes_per_s_per_gpu: Rate | None = None
     """Rate [bytes/s] from one GPU to other nodes, one direction; none without a cluster network."""
+    adapters: Count | None = None
+    """Network adapters that this rate is of [-]; one a GPU where they are not known."""
     note: str = ""
     """What a reader should know about the figures."""
     source: Sources

@@ -170,6 +170,8 @@ class Run(Strict):
     """GPUs of the job."""
     network: Annotated[float, Field(gt=0)] | None = None
     """Replaces the node's rate from one GPU to other nodes, one direction [bytes/s]."""
+    adapters: Annotated[int, Field(gt=0)] | None = None
+    """Replaces the node's network adapters [-]."""
     workload: dict[str, Any] = Field(default_factory=dict)
     """seq_len, micro_batch, global_batch and the like, as options with underscores."""
     strategy: dict[str, Any] = Field(default_factory=dict)

@@ -81,6 +81,8 @@ class Hardware:
     """Link of one GPU within the node, one direction [bytes/s]."""
     between: float | Array
     """Its share of the node's network, one direction [bytes/s]."""
+    adapters: float | Array
+    """Network adapters that each GPU of the node has, at most 1 [-]."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Rates:
     hidden: float | Array
     """Share of hidden traffic's time by which it slows the kernels beside it [-]."""
     hidden_between: float | Array
-    """The same of traffic over ranks of several nodes [-]."""
+    """The same of traffic over ranks of several nodes, with an adapter a GPU [-]."""
     window: float | Array
     """Share of a pass of one micro-batch that a step's traffic may hide behind [-]."""
     broadcast: float | Array
@@ -141,8 +143,6 @@ class Rates:
     """Traffic of 8-bit products with their casts over that of 16-bit ones [-]."""
     float8: float | Array
     """Share of the 16-bit products' fraction that 8-bit ones reach [-]."""
-    blocking: float | Array = 0.0
-    """1 where the host waits for each kernel (``CUDA_LAUNCH_BLOCKING=1``) [-]."""
 
 
 def table_for(gpu: GPU) -> StepTimeTable:
@@ -276,6 +276,7 @@ def hardware_of(gpu: GPU, node: Node, grid: Grid) -> Hardware:
         bandwidth=gpu.bandwidth_bytes_per_s,
         inside=link,
         between=network,
+        adapters=min(1.0, (node.adapters or node.gpus) / node.gpus),
     )
 
 

@@ -119,18 +119,18 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
     local = local + exchange_seconds(messages.expert, first, hardware, rates) + of(messages.pipeline)
     local = local + of(messages.context_waited)
     local = local + _ring_exposed(of(messages.context, wide=True), attention_seconds(work.once, hardware, rates), rates)
-    compute = slower(first, host) + rates.blocking * host + waits
-    talking = slower(first + local, host) + rates.blocking * host + waits
+    compute = slower(first, host) + waits
+    talking = slower(first + local, host) + waits
     local_again = local + rates.exposed_tensor * of(messages.tensor_again)
     local_again = local_again + exchange_seconds(messages.expert_again, again, hardware, rates)
-    busy = slower(first + again + local_again, host + host_again) + rates.blocking * (host + host_again)
-    busy = busy + waits + waits_again
+    busy = slower(first + again + local_again, host + host_again) + waits + waits_again
     device, alone, spoken, top = largest(first), largest(compute), largest(talking), largest(busy)
     forward = alone / 3
     backward = top - forward
-    sharding = _sharding_exposed(messages, forward, backward, of, rates)
-    gradients = _step_exposed(messages.gradients, messages.gradients_between, backward, of, rates)
-    parameters = _step_exposed(messages.parameters, None, forward, of, rates) + rates.broadcast * messages.broadcasts
+    sharding = _sharding_exposed(messages, forward, backward, of, hardware, rates)
+    gradients = _step_exposed(messages.gradients, messages.gradients_between, backward, of, hardware, rates)
+    parameters = _step_exposed(messages.parameters, None, forward, of, hardware, rates)
+    parameters = parameters + rates.broadcast * messages.broadcasts
     return Times(
         compute=m * device,
         host=m * (alone - device) + rates.fixed,
@@ -147,9 +147,14 @@ def positive(value: Array) -> Array:
     return np.asarray((value + np.abs(value)) / 2)
 
 
-def slowing(message: Message, rates: Rates) -> Array:
-    """Share of the time of hidden traffic by which it slows the kernels beside it."""
-    return np.where(message.ranks <= message.in_node, rates.hidden, rates.hidden_between)
+def slowing(message: Message, hardware: Hardware, rates: Rates) -> Array:
+    """Share of the time of hidden traffic by which it slows the kernels beside it.
+
+    Between nodes NCCL opens channels, a multiprocessor each, by the adapters that it finds (5067397c
+    ``src/graph/search.cc``: ``ncclTopoSearchRecNet``; ``connect.cc``: ``ncclTopoPostset`` doubles them).
+    """
+    between = rates.hidden_between * hardware.adapters
+    return np.where(message.ranks <= message.in_node, rates.hidden, between)
 
 
 def _ring_exposed(ring: Array, attention: Array, rates: Rates) -> Array:
@@ -158,7 +163,9 @@ def _ring_exposed(ring: Array, attention: Array, rates: Rates) -> Array:
     return np.asarray(over + rates.hidden * (ring - over))
 
 
-def _sharding_exposed(messages: Messages, forward: Array, backward: Array, of: Seconds, rates: Rates) -> Array:
+def _sharding_exposed(
+    messages: Messages, forward: Array, backward: Array, of: Seconds, hardware: Hardware, rates: Rates
+) -> Array:
     """What gathers and reductions of one micro-batch add: gathers hide behind forward, both behind backward.
 
     What is hidden slows kernels all the same: a collective takes multiprocessors and memory. Nothing runs beside the
@@ -170,15 +177,17 @@ def _sharding_exposed(messages: Messages, forward: Array, backward: Array, of: S
     before, after = repeats.forward * gather, repeats.backward * gather + repeats.reductions * reduction
     over = positive(before - forward) + positive(after - backward)
     ends = (before + after / 2) / np.maximum(largest(messages.gather.calls), 1)
-    return np.asarray(over + slowing(messages.gather, rates) * (before + after - over) + ends)
+    return np.asarray(over + slowing(messages.gather, hardware, rates) * (before + after - over) + ends)
 
 
-def _step_exposed(message: Message, joined: Message | None, window: Array, of: Seconds, rates: Rates) -> Array:
+def _step_exposed(
+    message: Message, joined: Message | None, window: Array, of: Seconds, hardware: Hardware, rates: Rates
+) -> Array:
     """What a step's reductions or gathers add: all but the last bucket may hide behind one micro-batch's pass."""
     total = largest(of(message, wide=True)) + (largest(of(joined, wide=True)) if joined is not None else 0)
     able = total - total / np.maximum(largest(message.calls), 1)
     hidden = able - positive(able - rates.window * window)
-    return np.asarray(total - (1 - slowing(message, rates)) * hidden)
+    return np.asarray(total - (1 - slowing(message, hardware, rates)) * hidden)
 
 
 def idle(pipeline: Pipeline, micro_batches: Array, once: Array, busy: Array) -> Array:

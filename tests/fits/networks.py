@@ -17,7 +17,7 @@ import numpy as np
 from fits.throughput import Job, built, layout_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 SPREAD = 0.01
 """How far two steps of the same layout are apart by chance [-]."""
@@ -58,14 +58,23 @@ def pairs(jobs: Iterable[Job]) -> Iterator[Fixed]:
             yield Fixed.of(small, large)
 
 
-def node_rate(found: Iterable[Fixed]) -> float:
-    """The rate at which a node sends, by least squares through nothing sent in no time [bytes/s]."""
-    each = [(one.sent / one.spread**2, one.sent, one.seconds) for one in found]
-    return sum(w * sent for w, sent, _ in each) / sum(w * taken for w, _, taken in each)
+def node_rate(known: Sequence[Fixed]) -> float:
+    """The rate at which a node sends, by weighted least squares; what is sent in no time is the rest of a step [bytes/s]."""
+    sent, seconds, spread = np.array([(each.sent, each.seconds, each.spread) for each in known]).T
+    slope, _ = np.polyfit(sent, seconds, 1, w=1 / spread)
+    return float(1 / slope)
+
+
+def interval(known: Sequence[Fixed], draws: int = 2000) -> tuple[float, float]:
+    """The rates that 95% of as many layouts, drawn from these, give [bytes/s]."""
+    drawn = np.random.default_rng(0).integers(len(known), size=(draws, len(known)))
+    low, high = np.quantile([node_rate([known[place] for place in each]) for each in drawn], (0.025, 0.975))
+    return float(low), float(high)
 
 
 if __name__ == "__main__":
-    known = list(pairs(built((run for run in layout_runs() if run.group == "Hagemann 2023"), Counter())))
-    for one in known:
-        sys.stdout.write(f"{one.sent / 1e9:6.0f} GB a node: {one.seconds:5.1f} s, to within {one.spread:.1f}\n")
-    sys.stdout.write(f"{node_rate(known) / 1e9:.0f} GB/s a node\n")
+    layouts = list(pairs(built((run for run in layout_runs() if run.group == "Hagemann 2023"), Counter())))
+    for each in layouts:
+        sys.stdout.write(f"{each.sent / 1e9:6.0f} GB a node: {each.seconds:5.1f} s, to within {each.spread:.1f}\n")
+    low, high = interval(layouts)
+    sys.stdout.write(f"{node_rate(layouts) / 1e9:.0f} GB/s a node ({low / 1e9:.0f} to {high / 1e9:.0f})\n")

@@ -173,7 +173,6 @@ class Part:
         }
         self.by_stack = {name: along(given_by(job.grid).get(name, np.nan) for job in jobs) for name in BY_STACK}
         self.narrow = along(job.grid.precisions[0].startswith("fp8") for job in jobs) == 1
-        self.blocking = along(job.blocking for job in jobs)
 
     def rates(self, guesses: Array) -> Rates:
         """The rates of every job by each row of ``guesses``."""
@@ -185,7 +184,7 @@ class Part:
         found["attention"] = found["attention"] * attention_share(self.lengths, found.pop("attention_half"))
         found["float8"] = np.where(self.narrow, found["float8"], 1.0)
         found["casts"] = 1.0 + self.narrow * found["casts"]
-        return Rates(blocking=self.blocking, **found)
+        return Rates(**found)
 
     @staticmethod
     def _places(jobs: Sequence[Job]) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from memcalc import catalog, validation
+from memcalc import validation
 from memcalc.errors import InputError, MemcalcError
 from memcalc.planner.stage_peaks import stage_peaks
 from memcalc.probe.calibrate.times import TimedJob, timed_job
@@ -46,11 +46,6 @@ class Job(TimedJob):
         return source_of(self.run)
 
     @property
-    def blocking(self) -> bool:
-        """The host waits for each kernel: the source sets ``CUDA_LAUNCH_BLOCKING=1`` against hangs (BLOOM)."""
-        return self.source == "BLOOM"
-
-    @property
     def key(self) -> tuple[object, ...]:
         """Equal for figures of the same run."""
         grid, run = self.grid, self.run
@@ -61,10 +56,7 @@ class Job(TimedJob):
 def job_of(run: Run, presets: validation.Presets) -> Job:
     """A run as a job."""
     job = timed_job(run, validation.card_of(run, presets), presets)
-    node = job.node
-    if "bigscience" in run.source:
-        node = catalog.node("jean-zay-a100" if job.gpu.arch == "Ampere" else "jean-zay-v100")
-    return Job(run, job.model, job.grid, job.gpu, node)
+    return Job(run, job.model, job.grid, job.gpu, job.node)
 
 
 def reason_out(job: Job) -> str:

@@ -66,7 +66,7 @@ def timed_job(run: Run, gpu: GPU, presets: validation.Presets) -> TimedJob:
     """A run on a GPU as a job."""
     options, settings = validation.job_of(run)
     strategy = api.single(model=validation.model_of(run, presets), gpu=gpu, settings=settings, **options)
-    job = validation.on_network(strategy.job, run)
+    job = validation.on_network(strategy.job, run, presets)
     return TimedJob(run, job.model, strategy.grid, job.gpu, job.node)
 
 
