@@ -139,6 +139,7 @@ JOBS: dict[str, dict[str, Any]] = {
               "recompute": "full"},
     "megatron": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 16, "framework": "megatron", "tp": 2, "pp": 2,
                  "seq_len": 2048, "global_batch": 32},
+    "nodes": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 32, "framework": "megatron", "seq_len": 2048},
     "whole": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 4, "framework": "megatron", "tp": 2, "sp": False,
               "seq_len": 2048, "global_batch": 32},
     "float8": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "megatron", "precision": "fp8-mixed",
@@ -333,7 +334,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "galore_rank": ("galore", 64), "galore_targets": ("galore", ("q",)), "bucket_view": ("ddp", True),
         "whole_accumulation": ("llama", True), "partition_activations": ("cache", True),
         "grad_accum_dtype": ("offload", "fp32"), "reduce_bucket_size": ("offload", 64),
-        "overlap_comm": ("deepspeed", True), "zero_prefetch_bucket": ("offload", 64),
+        "overlap_comm": ("deepspeed", True), "overlap_param_gather": ("nodes", False), "zero_prefetch_bucket": ("offload", 64),
         "persistence_threshold": ("offload", 64), "max_live_parameters": ("offload", 64),
         "sub_group_size": ("offload", 64), "seq_len": ("llama", 4096), "global_batch": ("llama", 32),
         "global_tokens": ("llama", 2**20, {"global_batch": 0}), "blas_workspace": ("llama", 64),
@@ -351,6 +352,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "adds_gradients": ("llama", True),
         "wraps_replicas": ("replicas", False), "reshards_root": ("root", False), "fills_experts": ("filled", False),
         "bucket": ("megatron", Bucket(elements=10**6)), "overlaps_reduction": ("falcon", False),
+        "overlaps_gather": ("nodes", False),
         "overlaps_input_gradients": ("megatron", False), "reduces_each_input": ("whole", True),
         "reduces_whole": ("megatron", True), "reduction_width": ("megatron", 8),
         "flattened_gradients": ("llama", True), "main_gradients": ("llama", 1), "vocab_multiple": ("gpt2", 8),
@@ -397,6 +399,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "gpus": ("llama", 4), "hosts": ("alone", 2), "tiers": ("waits", ()),
         "host_memory_bytes": ("offload", 2**36, {"tiers": ()}), "host_memory_bytes_per_s": ("offload", 1e12),
         "intra_link_bytes_per_s": ("llama", 1e10), "internode_bytes_per_s_per_gpu": ("megatron", 1e9),
+        "adapters": ("nodes", 2),
     },
     "MemoryTier": {
         "name": ("waits", "cxl"), "capacity_bytes": ("offload", 2**36), "bandwidth_bytes_per_s": ("offload", 1e9),
@@ -448,7 +451,7 @@ CHOICES = {
     },
     "BlockConfig": {"windowed", "gathered_input_saved"},
     "GPU": {"name", "vendor", "nvidia_smi_bytes", "nvlink_bytes_per_s", "gpus_per_node", "flash_attention"},
-    "Node": {"name", "gpu"},
+    "Node": {"name", "gpu", "runs"},
 }  # fmt: skip
 """Fields that decide before a figure is computed, and so move none of a job whose defaults are resolved: which layouts,
 kernels and settings exist, what is the default, what is refused (each has tests of its own); and those of a model's

@@ -101,6 +101,20 @@ def test_a_card_of_another_memory_has_its_own_rates() -> None:
     assert validation.card_of(run_of(gpu="h100", gpu_memory="60 GiB"), presets).name == "h100", "no card has that"
 
 
+def test_a_published_group_is_predicted_on_the_nodes_that_it_ran_on() -> None:
+    """BLOOM's sixteen GPUs are two nodes of Jean Zay, whose Omni-Path carries 135 Gb/s; a stated network goes first."""
+    presets, run = validation.Presets(), run_of(gpu="a100-80g", gpus=16)
+    published, stated = run.model_copy(update={"group": "BLOOM"}), {"network": 1e9, "adapters": 2}
+    nodes = [
+        validation.on_network(api.single(model="llama-2-7b", gpu="a100-80g", gpus=16).job, each, presets).node
+        for each in (run, published, published.model_copy(update=stated))
+    ]
+    assert [node.name for node in nodes] == ["dgx-a100-80g", "jean-zay-a100", "jean-zay-a100"]
+    assert [node.internode_bytes_per_s_per_gpu for node in nodes] == [25e9, 2.5e9, 1e9]
+    assert [node.adapters for node in nodes] == [None, 4, 2]
+    assert validation.Presets().node("BLOOM", "Volta").name == "jean-zay-v100"
+
+
 def test_errors_by_hand(said: Callable[..., None]) -> None:
     """110/100, 120/150 and 150/142.857: the median is 0.1, the 90th percentile lies 0.8 of the way to the worst."""
     said(allocated=110)

@@ -21,6 +21,7 @@ DEEPSPEED = Habits(
     capabilities=support.DEEPSPEED,
     widths=WIDTHS,
     gather="live",
+    overlaps_gather=False,
     bucket=Bucket(elements=500_000_000),  # reduce_bucket_size
     tensor_parallel=True,
     lacks=("sp", "ep"),

@@ -185,6 +185,8 @@ class Habits:
     """Gradients are reduced in parts of this size; by default that of torch's DDP."""
     overlaps_reduction: bool = True
     """Gradients are reduced over data-parallel ranks while backward still runs."""
+    overlaps_gather: bool = True
+    """Weights that were updated in parts are gathered while the next forward runs."""
     overlaps_input_gradients: bool = False
     """The reduction of a column-parallel layer's input gradient over TP ranks runs beside its weight gradient."""
     reduces_each_input: bool = False

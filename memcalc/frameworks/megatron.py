@@ -129,6 +129,7 @@ MEGATRON = Capabilities(
     ep_overlap=EITHER,
     tp_comm_overlap=EITHER,
     cuda_graphs=Support(("none", "partial", "full")),
+    zero_gather=Support(("allgather",), {"broadcast": needs.BROADCAST}),
     precision_aware=EITHER,
     main_params_dtype=Support(("fp32", "fp16")),
     exp_avg_dtype=Support(tuple(STATE_BYTES)),

@@ -56,6 +56,7 @@ def _of_framework(name: str, habits: Habits) -> str:
             ("reduce_bucket_size", "overlap_comm"),
             (not units or habits.wraps_replicas, f"{habits.name} reduces unit by unit, without buckets"),
         ),
+        "overlap_param_gather": (habits.persistent_gradients, "only Megatron-LM has it"),
         "bucket_view": (habits.gradient_copy, f"{habits.name} passes no gradient_as_bucket_view on; only ddp has it"),
         "whole_accumulation": (units, f"{habits.name} has no FSDP, whose no_sync it is"),
         "wgrad_fusion": (habits.persistent_gradients, "only Megatron-LM has it"),
@@ -130,11 +131,11 @@ def _of_states(strategy: Strategy, census: ModelOnGrid) -> Iterator[Idle]:
     if not (habits.full_shard or habits.narrow_gradients):
         yield ("reduce_dtype",), f"{habits.name} reduces gradients in their own width"
     if ranks == 1:
-        yield ("reduce_bucket_size", "overlap_comm"), "no gradients are reduced"
+        yield ("reduce_bucket_size", "overlap_comm", "overlap_param_gather"), "no gradients are reduced"
     elif habits.full_shard and strategy.zero:
         yield ("reduce_bucket_size", "overlap_comm"), "FSDP reduces unit by unit, without buckets"
     if strategy.zero == 0:
-        yield ("zero_gather",), "no state is sharded"
+        yield ("zero_gather", "overlap_param_gather"), "no state is sharded"
 
 
 def _of_layout(strategy: Strategy, model: Model) -> Iterator[Idle]:

@@ -370,7 +370,16 @@ class Strategy(Frozen):
         int | None, Option("A bucket of ZeRO's reductions; like the following, DeepSpeed's own default where None.",
             "elements"), _ELEMENTS,
     ] = None
-    overlap_comm: Annotated[bool | None, Option("ZeRO reduces one bucket while the next one is filled.")] = None
+    overlap_comm: Annotated[
+        bool | None,
+        Option("Gradients are reduced bucket by bucket beside backward (DeepSpeed, Megatron-LM's "
+            "``--overlap-grad-reduce``); as the framework does it where None."),
+    ] = None
+    overlap_param_gather: Annotated[
+        bool | None,
+        Option("Updated weights are gathered bucket by bucket beside the next forward (Megatron-LM); as the framework "
+            "does it where None."),
+    ] = None
     zero_prefetch_bucket: Annotated[int | None, Option("What ZeRO-3 gathers ahead.", "elements"), _ELEMENTS] = None
     persistence_threshold: Annotated[
         int | None, Option("Size below which ZeRO-3 keeps a parameter whole.", "elements"), _ELEMENTS

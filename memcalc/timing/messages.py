@@ -72,6 +72,8 @@ class Messages:
     """What joins replicas behind them."""
     parameters: Message
     """Gathers of updated weights of a step."""
+    gathers_beside: bool
+    """Whether these run beside the next forward."""
     broadcasts: Array
     """Ranks that send their part of them one after another."""
 
@@ -97,6 +99,13 @@ def messages_of(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> Mes
         tensor, beside, tensor_again, ring, waited, expert, expert_again,
         _pipeline(census, node), *_data(census, blocks, node),
     )  # fmt: skip
+
+
+def _gathers_beside(grid: Grid) -> bool:
+    """DeepSpeed's step waits for its gather (0.19.8 ``stage_1_and_2.py``: ``all_gather_dp_groups``), Megatron-LM's
+    unless it is told otherwise."""
+    stated = grid.fixed.overlap_param_gather
+    return grid.habits.overlaps_gather if stated is None else stated
 
 
 def _message(grid: Grid, node: Node, volume: Array, calls: Array, ranks: Array, stride: Array) -> Message:
@@ -242,7 +251,7 @@ def _pipeline(census: ModelOnGrid, node: Node) -> Message:
 
 def _data(
     census: ModelOnGrid, blocks: list[BlockWork], node: Node
-) -> tuple[Message, Message, Message, Repeats, Message, Message, Message, Array]:
+) -> tuple[Message, Message, Message, Repeats, Message, Message, Message, bool, Array]:
     """Gathers and reductions over data-parallel ranks: those of a micro-batch by unit, those of a step by bucket."""
     grid = census.grid
     ranks, stride = grid.ranks, grid.degree("tp")
@@ -261,6 +270,7 @@ def _data(
         _message(grid, node, step.reductions * reduced, step.reductions * many * buckets, ranks, stride),
         _message(grid, node, step.reductions * joined, step.reductions * (replicas > 1) * buckets, replicas, apart),
         _message(grid, node, step.forward * gathered, step.forward * many * buckets, ranks, stride),
+        _gathers_beside(grid),
         step.forward * many * ranks * (grid.fixed.zero_gather == "broadcast"),
     )
 

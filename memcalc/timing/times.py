@@ -129,7 +129,8 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
     backward = top - forward
     sharding = _sharding_exposed(messages, forward, backward, of, hardware, rates)
     gradients = _step_exposed(messages.gradients, messages.gradients_between, backward, of, hardware, rates)
-    parameters = _step_exposed(messages.parameters, None, forward, of, hardware, rates)
+    beside = forward * messages.gathers_beside
+    parameters = _step_exposed(messages.parameters, None, beside, of, hardware, rates)
     parameters = parameters + rates.broadcast * messages.broadcasts
     return Times(
         compute=m * device,

@@ -36,6 +36,7 @@ def as_it_is(framework: str, name: str, value: Any) -> bool:
         "checkpoint": "reentrant" if habits.reentrant else "non-reentrant",
         "whole_accumulation": habits.whole_accumulation,
         "overlap_comm": habits.overlaps_reduction,
+        "overlap_param_gather": habits.overlaps_gather,
         "reduce_dtype": "bf16" if habits.reduces_as in ("compute", "weights") else "fp32",
         "expandable_segments": habits.expandable_segments,
     }
@@ -78,6 +79,7 @@ def test_no_field_is_taken_and_ignored(framework: str) -> None:
         ("fsdp1", "strategy.te", "2.1", "TransformerEngine"),
         ("ddp", "strategy.state_dict", "full", "shards no weights"),
         ("hf", "strategy.wgrad_fusion", False, "only Megatron-LM has it"),
+        ("deepspeed", "strategy.overlap_param_gather", True, "only Megatron-LM has it"),
     ],
 )
 def test_what_a_framework_lacks_is_refused(framework: str, field: str, value: Any, why: str) -> None:

@@ -132,11 +132,34 @@ def test_a_host_that_launches_too_slowly_hides_messages() -> None:
     assert waiting["communication"] < 0.01 * alone["communication"] + times(LLAMA, **one_rank)["communication"]
 
 
+def test_updated_weights_are_gathered_beside_the_next_forward_where_the_framework_does_so() -> None:
+    """Megatron-LM's gather is dispatched by hooks of forward where ``--overlap-param-gather`` is given
+    (core/distributed/param_and_grad_buffer.py: ``async_op``); DeepSpeed's step ends with it."""
+    job: dict[str, Any] = {**LLAMA, "gpus": 64, "zero": 1}
+    waits = {"settings": {"strategy.overlap_param_gather": False}}
+    megatron, waiting = times(job, framework="megatron"), times(job, framework="megatron", **waits)
+    gathered = work(job, framework="megatron").messages.parameters
+    least = 0.5 * total(gathered.volume) / (8 * 50e9)
+    assert waiting["communication"] - megatron["communication"] > least
+    overlapped: dict[str, Any] = {"framework": "deepspeed", "settings": {"strategy.overlap_comm": True}}
+    ends = total(work(job, **overlapped).messages.parameters.volume) / (8 * 50e9)
+    assert times(job, **overlapped)["communication"] > ends
+
+
+def test_fewer_adapters_slow_what_runs_beside_their_traffic_less() -> None:
+    """A channel of NCCL takes a multiprocessor, and each adapter has as many (nccl src/graph/connect.cc)."""
+    job = {**LLAMA, "gpus": 64, "framework": "fsdp2", "zero": 3}
+    each = {number: times(job, node={"adapters": number})["communication"] for number in (8, 4, 2)}
+    assert each[8] - each[4] == pytest.approx(2 * (each[4] - each[2]), rel=1e-6)
+    assert each[8] > each[4]
+    assert times(job)["communication"] == each[8]  # one a GPU where none is stated
+
+
 def test_a_step_has_a_time_of_its_own_and_each_message_one_for_its_ranks() -> None:
     before, after = (times(LLAMA, framework="megatron", zero=1, rates={"fixed": value}) for value in (0.0, 0.5))
     assert after["host"] - before["host"] == pytest.approx(0.5)
     messages = work(LLAMA, framework="megatron", gpus=64, zero=1).messages
-    hardware = Hardware(1, 1, 1, 1, 300e9, 25e9)
+    hardware = Hardware(1, 1, 1, 1, 300e9, 25e9, 1)
     known: Any = dict.fromkeys(Rates.__dataclass_fields__, 1.0)
     rates = Rates(**{**known, "call": 1e-3, "latency": 1e-5, "latency_between": 1e-4, "between": 0.5})
     of = messages.gradients

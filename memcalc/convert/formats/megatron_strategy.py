@@ -139,11 +139,20 @@ def set_time(flags: Flags, routed: bool = False) -> None:
     ``routed`` where the model has experts and no flag says so.
     """
     tensor = flags.count("tensor_model_parallel_size")
+    _set_overlaps(flags)
     if flags.on("tp_comm_overlap") and tensor > 1:
         flags.set("tp_comm_overlap", True, "tp_comm_overlap")
     _set_graphs(flags)
     if routed or (flags.integer("num_experts", 0) or 0) > 1:
         _set_exchange(flags)
+
+
+def _set_overlaps(flags: Flags) -> None:
+    """Without these flags all gradients are reduced after backward, and all updated weights gathered before forward."""
+    if not flags.on("overlap_grad_reduce"):
+        flags.set("strategy.overlap_comm", False, "overlap_grad_reduce")
+    if flags.on("use_distributed_optimizer") and not flags.on("overlap_param_gather"):
+        flags.set("strategy.overlap_param_gather", False, "overlap_param_gather")
 
 
 def _set_exchange(flags: Flags) -> None:
@@ -192,7 +201,11 @@ def time_flags(job: ConfigJob) -> dict[str, Any]:
         chunked, "ep-overlap", "under a pipeline Megatron-LM supports it only with several chunks per stage: vpp"
     )
     parts = ["attn", "moe_router", "moe_preprocess"] if routed else ["attn"]
+    reduces = plan.overlap_comm is not False and plan.dp * plan.cp > 1
+    gathers = reduces and plan.zero == 1 and plan.overlap_param_gather is not False
     return {
+        "overlap_grad_reduce": reduces or None,
+        "overlap_param_gather": gathers or None,
         "moe_token_dispatcher_type": _TYPES[plan.moe_dispatcher] if routed else None,
         "moe_flex_dispatcher_backend": "deepep" if plan.moe_dispatcher == "deepep" else None,
         "overlap_moe_expert_parallel_comm": plan.ep_overlap or None,
