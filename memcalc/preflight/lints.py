@@ -69,16 +69,16 @@ class LintContext:
     def larger_batch(self) -> str:
         """What a micro-batch of twice the size brings, where it is worth a word."""
         work = self.estimate.workload
-        gain = self._gain(micro_batch=2 * work.micro_batch)
+        gain = self.gain(micro_batch=2 * work.micro_batch)
         return f"micro-batch {2 * work.micro_batch} × {work.accumulation_steps // 2} fits and is {gain}" if gain else ""
 
     @cached_property
     def stage_2(self) -> str:
         """What keeping the gathered parameters brings, where it is worth a word."""
-        gain = self._gain(zero=2)
+        gain = self.gain(zero=2)
         return f"stage 2 fits and is {gain}" if gain else ""
 
-    def _gain(self, **changed: Any) -> str:
+    def gain(self, **changed: Any) -> str:
         """How much faster the job is with some options changed; empty where that does not fit, or hardly is faster."""
         other = self.with_changed(**changed)
         if other is None or other.verdict != "fits" or other.time is None or self.estimate.time is None:
@@ -363,6 +363,21 @@ def sharing_unsaid(ctx: LintContext) -> Findings:
         yield ctx.finding("warning", "MC118", "framework", message, hint)
 
 
+_BESIDE = "--overlap-grad-reduce --overlap-param-gather"
+
+
+def messages_waited_for(ctx: LintContext) -> Findings:
+    """Gradients that are reduced after backward, and weights that are gathered before the next forward."""
+    plan, hint = ctx.strategy, {"megatron": "--overlap-grad-reduce", "deepspeed": '"overlap_comm": true'}
+    beside = {"strategy.overlap_comm": True}
+    if ctx.framework == "megatron" and plan.zero:
+        beside, hint = {**beside, "strategy.overlap_param_gather": True}, {"megatron": _BESIDE}
+    told = {name: ctx.job.keywords["settings"].get(name) for name in beside}
+    if ctx.framework in hint and told != beside and (gain := ctx.gain(settings=ctx.job.keywords["settings"] | beside)):
+        message = f"gradients are reduced, or weights gathered, while nothing else runs; beside computation it is {gain}"
+        yield ctx.finding("note", "MC120", "strategy.overlap_comm", message, hint[ctx.framework])
+
+
 LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC101": autocast_keeps_fp32,
     "MC102": shards_are_fp32,
@@ -379,6 +394,7 @@ LINTS: dict[str, Callable[[LintContext], Findings]] = {
     "MC116": evaluation_keeps_logits,
     "MC117": experts_filled,
     "MC118": sharing_unsaid,
+    "MC120": messages_waited_for,
 }
 """By code; MC106 (a batch that is not the product of its parts) and MC107 (sequence parallelism without tensor
 parallelism) are found while the files are merged."""

@@ -66,6 +66,8 @@ STANDS_IN = {
               "seq_len": 4096, "micro_batch": 8, "accumulation": 1},
     "MC118": {"engine": "trainer", "weights": "bf16", "mixed": "bf16"},
     "MC119": {"engine": "ddp", "weights": "fp16", "mixed": "fp16"},
+    "MC120": {"framework": "megatron", "precision": "bf16-mixed", "gpus": 64, "zero": 1, "accumulation": 1,
+              "strategy.overlap_comm": False, "strategy.overlap_param_gather": False},
 }  # fmt: skip
 STANDS_BESIDE = {
     "MC101": {"mixed": "no", "weights": "bf16"},
@@ -86,6 +88,7 @@ STANDS_BESIDE = {
     "MC117": {"gpus": 8},
     "MC118": {"zero": 0},
     "MC119": {"lora": "16"},
+    "MC120": {"strategy.overlap_comm": True, "strategy.overlap_param_gather": True},
 }
 """What takes each job out of its trap."""
 
