@@ -186,7 +186,8 @@ def on_network(job: PlanJob, run: Run, presets: Presets) -> PlanJob:
     """The job on the nodes that its published group ran on, with the network that the run itself states."""
     node = presets.node(run.group, job.gpu.arch) or job.node
     stated = {"internode_bytes_per_s_per_gpu": run.network, "adapters": run.adapters}
-    return replace(job, node=node.model_copy(update={name: value for name, value in stated.items() if value is not None}))
+    stated = {name: value for name, value in stated.items() if value is not None}
+    return replace(job, node=node.model_copy(update=stated))
 
 
 def model_of(run: Run, presets: Presets) -> Model:

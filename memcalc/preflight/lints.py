@@ -374,7 +374,7 @@ def messages_waited_for(ctx: LintContext) -> Findings:
         beside, hint = {**beside, "strategy.overlap_param_gather": True}, {"megatron": _BESIDE}
     told = {name: ctx.job.keywords["settings"].get(name) for name in beside}
     if ctx.framework in hint and told != beside and (gain := ctx.gain(settings=ctx.job.keywords["settings"] | beside)):
-        message = f"gradients are reduced, or weights gathered, while nothing else runs; beside computation it is {gain}"
+        message = f"gradients are reduced, or weights gathered, while nothing is computed; at once it is {gain}"
         yield ctx.finding("note", "MC120", "strategy.overlap_comm", message, hint[ctx.framework])
 
 

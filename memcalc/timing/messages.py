@@ -102,8 +102,11 @@ def messages_of(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> Mes
 
 
 def _gathers_beside(grid: Grid) -> bool:
-    """DeepSpeed's step waits for its gather (0.19.8 ``stage_1_and_2.py``: ``all_gather_dp_groups``), Megatron-LM's
-    unless it is told otherwise."""
+    """Whether updated weights are gathered beside forward.
+
+    DeepSpeed's step ends with the gather (0.19.8 ``stage_1_and_2.py``: ``all_gather_dp_groups``); so does Megatron-LM's
+    without ``--overlap-param-gather`` (d98e8a64 ``core/distributed/param_and_grad_buffer.py``: ``async_op``).
+    """
     stated = grid.fixed.overlap_param_gather
     return grid.habits.overlaps_gather if stated is None else stated
 

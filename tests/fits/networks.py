@@ -59,7 +59,7 @@ def pairs(jobs: Iterable[Job]) -> Iterator[Fixed]:
 
 
 def node_rate(known: Sequence[Fixed]) -> float:
-    """The rate at which a node sends, by weighted least squares; what is sent in no time is the rest of a step [bytes/s]."""
+    """The rate at which a node sends, by weighted least squares; a step's other parts are the intercept [bytes/s]."""
     sent, seconds, spread = np.array([(each.sent, each.seconds, each.spread) for each in known]).T
     slope, _ = np.polyfit(sent, seconds, 1, w=1 / spread)
     return float(1 / slope)

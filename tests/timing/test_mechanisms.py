@@ -133,8 +133,10 @@ def test_a_host_that_launches_too_slowly_hides_messages() -> None:
 
 
 def test_updated_weights_are_gathered_beside_the_next_forward_where_the_framework_does_so() -> None:
-    """Megatron-LM's gather is dispatched by hooks of forward where ``--overlap-param-gather`` is given
-    (core/distributed/param_and_grad_buffer.py: ``async_op``); DeepSpeed's step ends with it."""
+    """Hooks of forward dispatch Megatron-LM's where ``--overlap-param-gather`` is given; DeepSpeed's step ends with it.
+
+    Megatron-LM d98e8a64 ``core/distributed/param_and_grad_buffer.py``: ``async_op``.
+    """
     job: dict[str, Any] = {**LLAMA, "gpus": 64, "zero": 1}
     waits = {"settings": {"strategy.overlap_param_gather": False}}
     megatron, waiting = times(job, framework="megatron"), times(job, framework="megatron", **waits)
