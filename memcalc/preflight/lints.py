@@ -372,8 +372,8 @@ def messages_waited_for(ctx: LintContext) -> Findings:
     beside = {"strategy.overlap_comm": True}
     if ctx.framework == "megatron" and plan.zero:
         beside, hint = {**beside, "strategy.overlap_param_gather": True}, {"megatron": _BESIDE}
-    told = {name: ctx.job.keywords["settings"].get(name) for name in beside}
-    if ctx.framework in hint and told != beside and (gain := ctx.gain(settings=ctx.job.keywords["settings"] | beside)):
+    stated = {name: ctx.job.keywords["settings"].get(name) for name in beside}
+    if ctx.framework in hint and stated != beside and (gain := ctx.gain(settings=ctx.job.keywords["settings"] | beside)):
         message = f"gradients are reduced, or weights gathered, while nothing is computed; at once it is {gain}"
         yield ctx.finding("note", "MC120", "strategy.overlap_comm", message, hint[ctx.framework])
 
