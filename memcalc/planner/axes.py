@@ -384,8 +384,7 @@ def _degrees(request: Request, name: str, model: Model, gpus: int, node: Node, h
     tried = [n for n in divisors if n <= _most(request, name, model, node)]
     peft = request.given.get("lora") is not None and not habits.engine
     alone = peft or (name == "tp" and request.given.get("optimizer") == GALORE)
-    alone = alone or (name == "cp" and habits.cp_kind == defaults.EXCHANGED)  # it is counted where it is pinned
-    if name in habits.lacks or not habits.tensor_parallel or alone:
+    if name in habits.lacks or not habits.tensor_parallel or alone or (name, habits.cp_kind) == defaults.PINNED:
         divisors = [1]
     if divisors == [1] or not any(kind.partition("+")[0] == name for kind in kinds(request, habits, model)):
         tried = [1]

@@ -209,6 +209,8 @@ def check_framework(request: Request, habits: Habits) -> None:
 
 EXCHANGED = "a2a"
 """The kind of context parallelism that exchanges the sequence for heads."""
+PINNED = ("cp", EXCHANGED)
+"""A degree that no search tries by itself where its usual kind is this."""
 
 
 def check_exchange(request: Request, model: Model) -> None:

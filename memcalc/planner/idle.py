@@ -77,6 +77,8 @@ def refuse_lacking(request: Request, habits: Habits) -> None:
     for name, reason in lacking(fields, habits):
         raise CombinationError(BY_NAME[name].key, fields[name], reason)
     quantized = str(request.given.get("quantize", "none"))
+    if fields.get("lora_kernels") == "dora" and quantized != "none":
+        raise UncountedError("strategy.lora_kernels", "dora", "DoRA has no figures over a quantized base")
     if fields.get("prepare_kbit") and quantized == "none":
         raise CombinationError("strategy.prepare_kbit", True, "norms are cast over a quantized base: needs --quantize")
     if fields.get("quantize_experts"):

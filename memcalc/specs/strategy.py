@@ -313,7 +313,7 @@ class Strategy(Frozen):
         Field(ge=0.0, lt=1.0),
     ] = 0.0
     lora_kernels: Annotated[
-        Literal["model", "fused"], Option("Adapters op by op, or one fused function each.", needs_lora=True)
+        Literal["model", "fused", "dora"], Option("Op by op, one fused function each, or PEFT's DoRA.", needs_lora=True)
     ] = "model"
     lora_classes: Annotated[
         Literal["", "bridge", "bridge-each", "swift"],

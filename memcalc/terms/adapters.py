@@ -53,6 +53,11 @@ class Pair:
     """Experts whose stacked weights they are on, as ranks of one pair; 0 on linear layers."""
 
     @property
+    def magnitudes(self) -> int:
+        """Numbers that DoRA has beside all of them, one for each output [elements]."""
+        return self.count * self.outputs
+
+    @property
     def parameters(self) -> int:
         """Of all of them [elements]."""
         return self.count * int(lora_parameters(self.rank, self.inputs, self.outputs))
@@ -148,6 +153,10 @@ class AdaptersOnGrid(ModelOnGrid):
             return block_parameters(block, lora, self.grid)
         stacked = self.grid.habits.stacks_experts
         dense, routed = block_adapters(block, lora.rank, lora.targets, stacked=stacked)
+        if self.grid.fixed.lora_kernels == "dora":
+            pairs = block_pairs(block, lora.rank, lora.targets, stacked=stacked)
+            dense += sum(pair.magnitudes for pair in pairs if not pair.routed)
+            routed += sum(pair.magnitudes for pair in pairs if pair.routed)
         return np.int64(dense), np.int64(routed)
 
     @cached_property

@@ -191,7 +191,8 @@ class Lora:
     folds: bool = False
     """Adapters on a router, and on stacked experts, are folded into their weights (PEFT's ``ParamWrapper``)."""
     kernels: str = "model"
-    """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration)."""
+    """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration); dora: op by op,
+    with a magnitude for each output."""
     classes: str = ""
     """Whose classes stand beside Megatron-LM's layers: bridge, bridge-each or swift."""
 
@@ -221,12 +222,80 @@ def adapted(
     if quantised:
         result = ops.copy(tape, result, f"{to.name} output, cloned")
     given = x if quantised and autocast else ops.cast(tape, x, lora.width, f"{to.name} adapter input, cast")
+    if lora.kernels == "dora":
+        result = _decomposed(tape, given, lora, to, result, autocast=autocast)
+        return ops.cast(tape, result, width, f"{to.name} output with adapter, cast")
     delta = _low_rank(tape, given, lora, to, to.width if autocast else lora.width)
     if quantised:
         delta = ops.cast(tape, delta, width, f"{to.name} adapter output, cast")
     result = ops.add(tape, result, delta, f"{to.name} output with adapter")
     del delta
     return ops.cast(tape, result, width, f"{to.name} output with adapter, cast")
+
+
+def _decomposed(tape: Tape, x: Tensor, lora: Lora, to: Product, base: Tensor, *, autocast: bool) -> Tensor:
+    """``base + (m - 1) * base + m * B(A(x)) * scaling`` with m the magnitudes over the norms of the merged weight.
+
+    With dropout the base runs again over the dropped x, with a copy of its weight in the adapter's dtype. What the
+    norms are made of lives until both products are done. Source: PEFT 0.21.2 tuners/lora/variants.py
+    (``DoraLinearVariant.forward``) and dora.py (``DoraLinearLayer.forward``, which holds two weights meanwhile).
+    """
+    name, narrow = to.name, to.width if autocast else lora.width
+    dropped = ops.dropout(tape, x, f"{name} adapter dropout", active=lora.dropout)
+    merged = _norms(tape, x, to, narrow, lora.width)
+    low = _low_rank(tape, dropped, replace(lora, dropout=False), to, narrow)
+    again = _beside_copy(tape, dropped, replace(to, width=narrow)) if lora.dropout else base
+    del dropped
+    wide = max(lora.width, again.size.width)
+    moved = _weighted(tape, again, wide, f"{name} output, weighted")
+    del again
+    low = _weighted(tape, low, wide, f"{name} adapter output, weighted")
+    low = ops.plain(tape, low, f"{name} adapter output, scaled")
+    moved = ops.add(tape, moved, low, f"{name} output of magnitudes")
+    del low, merged
+    return ops.add(tape, base, moved, f"{name} output with adapter, wide")
+
+
+def _norms(tape: Tape, x: Tensor, to: Product, narrow: int, width: int) -> list[Tensor]:
+    """The norms of the merged weight, from an identity that the adapters turn into their product.
+
+    Returns the tensors that stay: the identity in the products' graph, what they make, and the weight in ``width``.
+    """
+    weight, inputs = to.weight(x, width), x.size.elements
+    identity = tape.new(f"{to.name} identity", Size(inputs * inputs, width, "once"))
+    standing = [ops.cast(tape, identity, narrow, f"{to.name} identity, cast")]
+    product = tape.new(f"{to.name} product of adapters", weight.wide(narrow))
+    del identity
+    standing.append(ops.cast(tape, product, width, f"{to.name} product of adapters, cast"))
+    del product
+    standing.append(tape.new(f"{to.name} weight, cast", weight))
+    merged = [tape.new(f"{to.name} {name}", weight) for name in ("product of adapters, scaled", "merged weight")]
+    merged.clear()
+    return standing
+
+
+def _beside_copy(tape: Tape, x: Tensor, to: Product) -> Tensor:
+    """``F.linear`` with a copy of the frozen weight, which is kept for the input's gradient."""
+    given = ops.cast(tape, x, to.width, f"{to.name} dropped input, 16-bit copy")
+    copied = tape.new(f"{to.name} weight beside it, cast", to.weight(given, to.width))
+    size, name = given.size, f"gradient of {to.name} dropped input"
+    out = tape.new(f"{to.name} output of dropped input", to.output(given))
+    return tape.record(out, [given], lambda _: [tape.new(name, size)], [copied.storage])
+
+
+def _weighted(tape: Tape, x: Tensor, width: int, name: str) -> Tensor:
+    """A product with a trained number for each output: keeps x for the numbers' gradient, which is made whole first."""
+    size, wide, wanted, leaf = x.size, x.size.wide(width), x.requires_grad, Leaf(f"{name} magnitudes", keep=True)
+
+    def rule(_: Grads) -> Grads:
+        of_tokens = tape.new(f"gradient of magnitudes of {name}", wide)
+        grad = tape.new(f"gradient before {name}", wide) if wanted else None
+        tape.release()
+        small = tape.new(f"gradient of {name} magnitudes", Size(size.elements, width, "once", size.shard), "gradient")
+        del of_tokens
+        return [ops.cast(tape, grad, size.width, f"gradient before {name}, cast") if grad else None, small]
+
+    return tape.record(tape.new(name, wide), [x, leaf], rule, [x.storage])
 
 
 def _low_rank(tape: Tape, x: Tensor, lora: Lora, to: Product, width: int) -> Tensor:

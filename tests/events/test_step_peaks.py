@@ -322,7 +322,9 @@ LORA = [
 ]
 
 
-def lora_steps(targets: str, dropout: float, recompute: str, *, reentrant: bool, autocast: bool) -> timeline.Steps:
+def lora_steps(
+    targets: str, dropout: float, recompute: str, *, reentrant: bool, autocast: bool, dora: bool = False
+) -> timeline.Steps:
     """Train fp32 adapters of PEFT over a frozen 16-bit Llama."""
     peft = pytest.importorskip("peft")
     with cuda_like("auto"):
@@ -332,7 +334,9 @@ def lora_steps(targets: str, dropout: float, recompute: str, *, reentrant: bool,
         )  # fmt: skip
         if recompute == "full":
             base.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        adapters = peft.LoraConfig(r=16, target_modules=TARGETS[targets], lora_dropout=dropout, init_lora_weights=False)
+        adapters = peft.LoraConfig(
+            r=16, target_modules=TARGETS[targets], lora_dropout=dropout, init_lora_weights=False, use_dora=dora
+        )
         model = peft.get_peft_model(base, adapters).train()
         if recompute == "full":
             model.enable_input_require_grads()
@@ -353,4 +357,19 @@ def test_adapters(targets: str, dropout: float, recompute: str, reentrant: bool,
         steps, "llama-2", framework="hf", gpus=1, zero=0, global_batch=BATCH, precision="bf16", recompute=recompute,
         optimizer_impl="fused", lora="16:q,k,v,o" if targets == "attention" else "16:all-linear", adapter_dtype="fp32",
         autocast=autocast, settings=settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("targets", "dropout", "recompute", "autocast"),
+    [("attention", 0.0, "none", False), ("all", 0.05, "full", True), ("all", 0.0, "full", False)],
+)
+def test_adapters_with_magnitudes(targets: str, dropout: float, recompute: str, autocast: bool) -> None:
+    """PEFT's DoRA, whose weights that stand beside the products are in the peaks."""
+    steps = lora_steps(targets, dropout, recompute, reentrant=False, autocast=autocast, dora=True)
+    settings = {"strategy.checkpoint": "non-reentrant", "workload.lora_dropout": dropout}
+    compare(
+        steps, "llama-2", framework="hf", gpus=1, zero=0, global_batch=BATCH, precision="bf16", recompute=recompute,
+        optimizer_impl="fused", lora="16:q,k,v,o" if targets == "attention" else "16:all-linear", adapter_dtype="fp32",
+        autocast=autocast, settings={**settings, "strategy.lora_kernels": "dora"},
     )  # fmt: skip

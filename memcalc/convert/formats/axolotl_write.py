@@ -84,6 +84,7 @@ def _adapter(job: ConfigJob) -> dict[str, Any]:
     job.require_one_of("quantize", ("none", "nf4", "nf4-dq", "int8"), "axolotl has")
     job.require(not plan.prepare_kbit, "strategy.prepare_kbit", "axolotl casts norms back to 16 bits")
     four, fused = plan.quantize.startswith("nf4"), plan.lora_kernels == "fused"
+    job.require(plan.lora_kernels != "dora", "strategy.lora_kernels", "axolotl's own kernels run DoRA")
     job.require(not (fused and _sharded(job)), "strategy.lora_kernels", "under FSDP they are not stated")
     return {
         "adapter": "qlora" if four else "lora",

@@ -26,6 +26,7 @@ from memcalc.convert.formats.tuning import (
     fsdp_keys,
     refer_deepspeed,
     set_also_trained,
+    set_dora,
     set_fsdp,
     set_galore,
     set_kernel,
@@ -79,6 +80,7 @@ def read(document: Document) -> Config:
         refuse_reference(reader, reader.text("model_name_or_path"), ("ref_model",), adapters=kind == "lora")
         reader.not_counted(_KEYS.tables["of_references"])
     quantized = _adapter(reader, kind)
+    set_dora(reader, quantised=quantized)
     _precision(reader, kind)
     sharded = _engine(reader)
     _checkpointing(reader, sharded)

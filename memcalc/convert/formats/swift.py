@@ -20,6 +20,7 @@ from memcalc.convert.formats.preferences import halve_packs, read_swift
 from memcalc.convert.formats.tuning import (
     fsdp_keys,
     set_also_trained,
+    set_dora,
     set_fsdp,
     set_galore,
     set_kernel,
@@ -61,6 +62,7 @@ def read(document: Document) -> Config:
     halve_packs(reader, algorithm)
     tuner = "tuner_type" if reader.has("tuner_type") else "train_type"
     quantised = _adapter(reader, tuner)
+    set_dora(reader, quantised=quantised)
     _precision(reader, quantised)
     _images(reader)
     sharded = _engine(reader)

@@ -25,6 +25,7 @@ from memcalc.convert.formats.tuning import (
     ask_for_rows,
     options_of,
     parameters_of,
+    set_dora,
     set_kernel,
     set_optimizer,
     set_stored,
@@ -246,6 +247,7 @@ def read_script(reader: ConfigReader, trl: bool) -> None:
     if trl:
         reader.set("trl", True, next((key for key in reader.document.data if key in TRL_SIGNS), "beta"))
     quantized = _adapters(reader)
+    set_dora(reader, quantised=quantized)
     _weights(reader, trl, quantized)
     _attention(reader)
     _length(reader, trl)

@@ -105,7 +105,7 @@ def _adapters(job: ConfigJob) -> dict[str, Any]:
     job.require_one_of("quantize", ("none", "nf4", "nf4-dq", "int8"), "bitsandbytes has")
     job.require(not plan.prepare_kbit, "strategy.prepare_kbit", "the script leaves norms in 16 bits")
     job.require(not plan.quantize_experts, "strategy.quantize_experts", "bitsandbytes leaves stacked experts alone")
-    job.require(plan.lora_kernels == "model", "strategy.lora_kernels", "PEFT runs adapters operator by operator")
+    job.require(plan.lora_kernels == "model", "strategy.lora_kernels", "what is written has plain adapters of PEFT")
     known = plan.quantize == "none" or "/" in hub_name(job)
     job.require(known, "model", "a quantized base is loaded from the Hub or a folder: name one", value=job.model)
     return {

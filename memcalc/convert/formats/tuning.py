@@ -126,6 +126,14 @@ def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False
         reader.ask("lora", key, listed, reason)
 
 
+def set_dora(reader: ConfigReader, *, quantised: bool) -> None:
+    """Adapters with magnitudes, over a base in 16 or 32 bits: over a quantised one they are a warning."""
+    if not quantised and any(setting.name == "lora" for setting in reader.settings) and reader.flag("use_dora"):
+        reader.set("strategy.lora_kernels", "dora", "use_dora")
+    else:
+        reader.not_modelled({"use_dora": "outputs of a quantized base are in fp32 beside DoRA's magnitudes"})
+
+
 _BLOCKS = (
     "model.layers",
     "model.language_model.layers",

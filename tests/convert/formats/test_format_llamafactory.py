@@ -238,3 +238,14 @@ def test_a_file_with_keys_of_a_wrapper_is_asked_for_its_micro_batch() -> None:
     asked = [setting.reason for setting in finetuning.read_text(f"{text}global_batch_size: 16\n").settings]
     assert any("what reads the file has arguments of its own (global_batch_size)" in reason for reason in asked)
     assert finetuning.said(finetuning.read_text(text))["micro_batch"] == 8
+
+
+def test_dora_is_counted_over_a_base_that_is_not_quantised() -> None:
+    """model/adapter.py hands use_dora on to PEFT."""
+    text = "model_name_or_path: x\ntemplate: y\nfinetuning_type: lora\nuse_dora: true\n"
+    config = finetuning.read_text(text)
+    assert finetuning.said(config)["strategy.lora_kernels"] == "dora"
+    assert not config.findings
+    quantised = finetuning.read_text(f"{text}quantization_bit: 4\n")
+    assert "strategy.lora_kernels" not in finetuning.said(quantised)
+    assert [finding.code for finding in quantised.findings] == ["MC002"]
