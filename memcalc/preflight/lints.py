@@ -368,12 +368,12 @@ _BESIDE = "--overlap-grad-reduce --overlap-param-gather"
 
 def messages_waited_for(ctx: LintContext) -> Findings:
     """Gradients that are reduced after backward, and weights that are gathered before the next forward."""
-    plan, hint = ctx.strategy, {"megatron": "--overlap-grad-reduce", "deepspeed": '"overlap_comm": true'}
-    beside = {"strategy.overlap_comm": True}
-    if ctx.framework == "megatron" and plan.zero:
+    settings, beside = ctx.job.keywords["settings"], {"strategy.overlap_comm": True}
+    hint = {"megatron": "--overlap-grad-reduce", "deepspeed": '"overlap_comm": true'}
+    if ctx.framework == "megatron" and ctx.strategy.zero:
         beside, hint = {**beside, "strategy.overlap_param_gather": True}, {"megatron": _BESIDE}
-    stated = {name: ctx.job.keywords["settings"].get(name) for name in beside}
-    if ctx.framework in hint and stated != beside and (gain := ctx.gain(settings=ctx.job.keywords["settings"] | beside)):
+    waits = any(settings.get(name) is not value for name, value in beside.items())
+    if ctx.framework in hint and waits and (gain := ctx.gain(settings=settings | beside)):
         message = f"gradients are reduced, or weights gathered, while nothing is computed; at once it is {gain}"
         yield ctx.finding("note", "MC120", "strategy.overlap_comm", message, hint[ctx.framework])
 
