@@ -161,6 +161,8 @@ def plan_to(to: str, *, top: int | str | None = None, **keywords: Any) -> Plans:
         Where the format is of another framework, and where it says none of the plans that fit.
     """
     plans, fitting, refusal = _searched(to, top, keywords)
+    if refusal is not None and refusal.field == "tp" and keywords.get("tp") is None:  # FSDP 2's script alone splits by it
+        plans, fitting, refusal = _searched(to, top, {**keywords, "tp": 1})
     if refusal is None:
         return plans
     allowed = f"none of the {fitting} plans that fit can be written so: {str(refusal).rstrip('.')}"

@@ -183,7 +183,7 @@ def checkpoints_reentrant(ctx: LintContext) -> Findings:
         if "trainer" not in ctx.job.engines:  # which calls enable_input_require_grads (5.24 modeling_utils.py)
             message += ", and breaks the graph for frozen embeddings"
         yield ctx.finding("note", "MC104", "strategy.checkpoint", message, "use_reentrant: false")
-    if ctx.job.facts.get("checkpoints_wrapped"):
+    if ctx.job.facts.get("checkpoints_wrapped") and "activations" not in plan.offload:  # which axolotl moves so alone
         message = "checkpointing is inside the FSDP wrap, so each block is gathered again to recompute it"
         yield ctx.finding(
             "warning", "MC104", "checkpoints_wrapped", message, "fsdp_config activation_checkpointing: true"

@@ -27,6 +27,9 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "hf-lora": {**SMALL, "gpus": 1, "framework": "hf", "lora": "16"},
     "ddp": {**SMALL, "framework": "ddp"},
+    "megatron-fp8": {**SMALL, "gpu": "h100", "framework": "megatron", "precision": "fp8-mixed"},
+    "swift-experts": {**SMALL, "model": "deepseek-v2-lite", "gpus": 8, "to": "swift_megatron", "lora": "16"},
+    "axolotl-offload": {**SMALL, "to": "axolotl", "offload": "activations", "loss": "fused-linear", "gpus": 8},
 }
 MORE = {
     "deepspeed-32b": {"model": "qwen2.5-32b", "gpu": "a100-80g", "gpus": 8, "framework": "deepspeed", "lora": "64"},

@@ -218,6 +218,13 @@ def test_a_config_that_runs_otherwise_than_planned_names_what_plans_it() -> None
     assert "what runs" not in " ".join(started(planned, planned.plans[0], "trainer").notes)
 
 
+def test_where_tensor_parallelism_alone_fits_a_launcher_that_has_none_is_planned_without() -> None:
+    """FSDP 2's script splits weights by TP, of which Accelerate's config says nothing: 3B on four cards of 24 GB."""
+    words: dict[str, Any] = {"model": "smollm3-3b", "gpu": "rtx-4090", "gpus": 4}
+    assert {plan.strategy.tp for plan in memcalc.plan(**words).plans} == {4}
+    assert [plan.strategy.tp for plan in plan_to("trainer", **words).plans] == [1]
+
+
 def test_fsdp_1_is_said_to_be_deprecated_by_estimate_and_plan() -> None:
     words = {**JOB, "framework": "hf", "recompute": "full"}
     for several in (memcalc.estimate(**words, zero=3), memcalc.plan(**words, zero=3, top=1)):

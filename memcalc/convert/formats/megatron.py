@@ -59,7 +59,8 @@ def _precision(flags: Flags) -> None:
     narrow = [name for name in ("bf16", "fp16") if flags.on(name)]
     if len(narrow) > 1:
         raise flags.reader.error(flags.key("fp16"), True, "bf16 is on too, and Megatron-LM takes one")
-    flags.set("precision", f"{narrow[0]}-mixed" if narrow else "fp32", narrow[0] if narrow else "bf16")
+    if narrow != ["bf16"] or not (flags.has("fp8_format") or flags.has("fp4_format")):
+        flags.set("precision", f"{narrow[0]}-mixed" if narrow else "fp32", narrow[0] if narrow else "bf16")
     set_float8(flags, narrow)
     set_states(flags, narrow)
     if narrow == ["fp16"] and flags.on("accumulate_allreduce_grads_in_fp32"):

@@ -145,6 +145,7 @@ def set_time(flags: Flags, routed: bool = False) -> None:
     _set_graphs(flags)
     if routed or (flags.integer("num_experts", 0) or 0) > 1:
         _set_exchange(flags)
+    flags.one_of("moe_token_dispatcher_type", _DISPATCHERS)  # nothing else asks for it beside a model that is named
 
 
 def _set_overlaps(flags: Flags) -> None:
