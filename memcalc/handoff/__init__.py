@@ -161,7 +161,7 @@ def plan_to(to: str, *, top: int | str | None = None, **keywords: Any) -> Plans:
         Where the format is of another framework, and where it says none of the plans that fit.
     """
     plans, fitting, refusal = _searched(to, top, keywords)
-    if refusal is not None and refusal.field == "tp" and keywords.get("tp") is None:  # FSDP 2's script alone splits by it
+    if refusal is not None and refusal.field == "tp" and keywords.get("tp") is None:  # its script alone has it
         plans, fitting, refusal = _searched(to, top, {**keywords, "tp": 1})
     if refusal is None:
         return plans
