@@ -53,8 +53,9 @@ STEP = 16
 def read(document: Document) -> Config:
     """Return what arguments of ms-swift say of a job."""
     reader = ConfigReader(_with_presets(document), "swift", _SOFTWARE)
-    check_task(reader)
+    refuse_task(document.path.name, reader.text("task_type", "causal_lm"))
     algorithm = read_swift(reader, _KEYS)
+    _share_sequences(reader, algorithm)
     reader.set("engine", "trainer", "model")
     reader.fact("accelerated", True, "Trainer")
     reader.set("model", reader.text("model"), "model") if reader.has("model") else None
@@ -81,16 +82,22 @@ def read(document: Document) -> Config:
     return reader.finish(known=(*_KEYS.names("harmless", "of_lora", "not_counted", "not_modelled"), *_TRAINER.harmless))
 
 
-def check_task(reader: ConfigReader) -> None:
-    """Refuse heads that give a score or a vector, and sequences that several ranks share."""
-    name = reader.document.path.name
-    refuse_task(name, reader.text("task_type", "causal_lm"))
-    ways = reader.integer("sequence_parallel_size", 1, low=1) or 1
-    if ways > 1:
+def _share_sequences(reader: ConfigReader, algorithm: object) -> None:
+    """Ranks that share a sequence: by Ulysses as far as heads divide into them, in a ring else.
+
+    ms-swift 4.6 sequence_parallel/sequence_parallel.py, ``_init_device_mesh``: each holds an equal part of its tokens,
+    and DeepSpeed and FSDP divide states over all ranks.
+    """
+    ways = reader.integer(key := "sequence_parallel_size", 1, low=1) or 1
+    if ways == 1:
+        return
+    if algorithm or not (reader.has("deepspeed") or reader.has("fsdp")):
         raise ObjectiveError(
-            f"{name} shares each sequence out over {ways} ranks (sequence_parallel_size), by turns of Ulysses and ring "
-            "attention: memcalc has no figures for this outside of Megatron-LM and torchtitan."
+            f"{reader.document.path.name} shares each sequence out over {ways} ranks ({key}), by turns of Ulysses and "
+            "ring attention: memcalc has figures for this in SFT under DeepSpeed or FSDP 2 alone."
         )
+    reader.set("cp", ways, key)
+    reader.set("cp_kind", "ring", key)
 
 
 def _with_presets(document: Document) -> Document:

@@ -16,8 +16,8 @@ from memcalc.convert.formats.base import ConfigJob, Format, key_table
 from memcalc.convert.formats.megatron_flags import KEYS, Flags
 from memcalc.convert.formats.megatron_strategy import run_flags, set_float8, set_states, set_time
 from memcalc.convert.formats.preferences import refuse_preferences
-from memcalc.convert.formats.swift import check_task
 from memcalc.convert.formats.trainer_writer import hub_name
+from memcalc.convert.objectives import refuse_task
 from memcalc.errors import ObjectiveError
 from memcalc.specs.adapters import lora_of
 
@@ -134,7 +134,7 @@ def read(document: Document) -> Config:
     """Return what arguments of ms-swift's Megatron say of a job."""
     reader = ConfigReader(document, "swift_megatron", _SOFTWARE)
     refuse_preferences(reader)
-    check_task(reader)
+    refuse_task(document.path.name, reader.text("task_type", "causal_lm"))
     flags = _Arguments(reader)
     flags.set("framework", "megatron", "tensor_model_parallel_size")
     if reader.has("model"):

@@ -240,3 +240,18 @@ def test_a_command_reads_the_file_that_it_names_under_its_flags(tmp_path: Path) 
     (tmp_path / "run.sh").write_text("NPROC_PER_NODE=2 swift sft sft.yaml --per_device_train_batch_size 2\n")
     estimate = finetuning.checked([tmp_path / "run.sh"], gpu="h100")
     assert (estimate.strategy.micro_batch, estimate.strategy.quantize, estimate.hardware.gpus) == (2, "nf4-dq", 2)
+
+
+def test_ranks_share_a_sequence_under_deepspeed(tmp_path: Path) -> None:
+    """examples/train/sequence_parallel/sequence_parallel_512k.sh of ms-swift: "GPU Memory: 8 * 80GiB", which ran.
+
+    Each of eight ranks holds 64,000 tokens: the inputs of 64 blocks alone are 39 GiB, and 312 GiB were they all on one.
+    """
+    words = "--model Qwen/QwQ-32B --tuner_type lora --torch_dtype bfloat16 --packing true --max_length 512000"
+    more = "--use_liger_kernel true --deepspeed zero3_offload --attn_impl flash_attn --sequence_parallel_size 8"
+    (tmp_path / "run.sh").write_text(f"NPROC_PER_NODE=8 swift sft {words} --gradient_accumulation_steps 2 {more}\n")
+    estimate = finetuning.checked([tmp_path / "run.sh"], gpu="a100-80g")
+    assert (estimate.strategy.cp, estimate.strategy.dp, estimate.workload.global_batch) == (8, 1, 2)
+    inputs = 64 * 64_000 * 5120 * 2
+    assert inputs < estimate.components.activations < 2 * inputs
+    assert estimate.verdict == "tight"
