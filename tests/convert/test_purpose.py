@@ -212,6 +212,30 @@ def test_a_batch_under_a_name_of_the_scripts_own_is_asked_for(tmp_path: Path) ->
         check([str(tmp_path / "my.yaml")], gpu="h100", gpus=8)
 
 
+def test_a_config_most_of_whose_keys_are_nobodys_is_no_trainers(tmp_path: Path) -> None:
+    """What shares its states is its script's: it was counted as DDP in fp32."""
+    text = "total_length: 512\ndataset: x\nlr: 1e-6\nbase_model: gpt2\nstart_idx: 0\neps: 1\noutput_dir: o\n"
+    (tmp_path / "my.yaml").write_text(f"{text}per_device_train_batch_size: 1\n", encoding="utf-8")
+    given = {"model": "gpt2", "gpu": "h100", "gpus": 8, "seq_len": 512}
+    with pytest.raises(MissingError, match=r"--framework .* --precision"):
+        check([str(tmp_path / "my.yaml")], **given)
+    job = check([str(tmp_path / "my.yaml")], **given, framework="fsdp2", precision="bf16-mixed")
+    assert isinstance(job, Check)
+    assert (job.estimate.strategy.framework, job.estimate.strategy.precision) == ("fsdp2", "bf16-mixed")
+
+
+def test_mixed_precision_of_a_script_that_hands_it_to_accelerate_counts(tmp_path: Path) -> None:
+    """`Accelerator(mixed_precision=args.mixed_precision)`: it was fp32, with a warning of an unknown argument."""
+    flags = "--model_name_or_path gpt2 --max_seq_length 512 --per_device_train_batch_size 1 --output_dir o"
+    job = checked(tmp_path, f"torchrun --nproc_per_node 2 train.py {flags} --mixed_precision bf16")
+    assert job.estimate.strategy.precision == "bf16-autocast"
+
+
+def test_a_script_that_patches_copies_or_plots_is_not_the_training(tmp_path: Path) -> None:
+    text = f"python patch_verl_grpo.py --file x\npython plot_loss.py --file y\npython train.py {TRAINER}\n"
+    assert checked(tmp_path, text).estimate.strategy.micro_batch == 4
+
+
 @pytest.mark.parametrize("module", ["venv env", "build --wheel", "twine upload x", "pip install x"])
 def test_what_makes_an_environment_or_a_package_is_no_job(tmp_path: Path, module: str) -> None:
     with pytest.raises(UnknownFormatError, match="must start a training"):
@@ -240,6 +264,7 @@ def test_a_length_alone_does_not_make_a_script_trls(tmp_path: Path) -> None:
         ("-m FlagEmbedding.finetune.embedder.encoder_only.base", "--query_max_len 32", "compares vectors of texts"),
         ("train_lora_flux.py", "", "a model of pictures"),
         ("train.py", "--num_layers_to_train 4", "has num_layers_to_train 4"),
+        ("train.py", "--training_method refuel", "has training_method refuel"),
     ],
 )
 def test_scripts_and_arguments_of_other_objectives_are_declined(
@@ -300,6 +325,7 @@ def test_adapters_alone_do_not_make_a_script_trls(tmp_path: Path) -> None:
         (f"torchrun tasks/main.py --task MNLI {SIZES}", "with --task"),
         (f"torchrun examples/multimodal/train.py --language-model-type mistral_7b --freeze-LM {SIZES}", "vision tower"),
         (f"torchrun train_esm2.py {SIZES}", "masked tokens"),
+        (f"torchrun pretrain_gpt.py --optimizer ademamix --ademamix-alpha 8 {SIZES}", "a third moment"),
         ("accelerate launch train_dreambooth.py --learning_rate 1e-5 --output_dir x", "a model of pictures"),
         ("accelerate launch open_instruct/grpo_fast.py --beta 0.0 --learning_rate 1e-6", "starts open-instruct"),
         (f"torchrun run.py --model_recipe_name qwen3_30b {SIZES}", "starts Megatron-Bridge"),

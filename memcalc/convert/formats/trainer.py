@@ -90,6 +90,8 @@ def read(document: Document) -> Config:
     refuse_switches(document.path.name, reader.unread())
     if document.kind == "flags" or any("batch" in key for key in reader.unread()):
         ask_for_rows(reader, "its script")
+    if document.kind != "flags":
+        ask_for_launcher(reader)
     return reader.finish()
 
 
@@ -116,6 +118,10 @@ def _precision(reader: ConfigReader, trl: bool) -> None:
     """TRL turns bf16 on where nothing is said (base_config.py). What is off here another file may turn on."""
     half, full = reader.flag("fp16"), reader.flag("bf16", None)
     off = bool(reader.flag("no_bf16"))
+    named = reader.text("mixed_precision").lower()  # of scripts that hand it to Accelerate
+    if full is None and not half and named in ("bf16", "fp16", "no"):
+        reader.set("mixed", named, "mixed_precision")
+        return
     full = (trl and not half and not off) if full is None else full
     if half and full:
         raise reader.error("fp16", True, "bf16 is true too, and the Trainer takes one")
@@ -215,8 +221,6 @@ def _deepspeed(reader: ConfigReader) -> None:
     if name := reader.document.unknown.get(("deepspeed",)):
         reader.set("engine", "deepspeed", "deepspeed")
         reader.ask("sharing", "deepspeed", name, f"is {name!r}, a file that only a run knows; give it as a FILE too")
-    elif reader.document.kind != "flags":
-        ask_for_launcher(reader)
     if not value:
         return
     if value is True:  # deepspeed.add_config_arguments: a switch beside --deepspeed_config

@@ -324,13 +324,20 @@ def ask_for_rows(reader: ConfigReader, whose: str) -> None:
 
 
 def ask_for_launcher(reader: ConfigReader) -> None:
-    """Ask for what a script without the Trainer leaves to its launcher, where keys tell one: sharding and precision."""
-    foreign = next((key for key in ("with_tracking", "checkpointing_steps") if reader.has(key)), "")
+    """Ask for what a script without the Trainer leaves to its launcher: sharding and precision.
+
+    Keys of such scripts tell it, or that most keys are nobody's that is known.
+    """
+    if reader.document.unknown.get(("deepspeed",)) or reader.has("deepspeed"):
+        return
+    unread = sorted(reader.unread())
+    named = next((key for key in ("with_tracking", "checkpointing_steps") if reader.has(key)), "")
+    foreign = named or (unread[0] if 2 * len(unread) > len(reader.document.data) else "")
     if not foreign:
         return
     says = "is of a script without the Trainer, whose ranks share what Accelerate's config says; give it as a FILE too"
     reader.ask("sharing", foreign, "-", says)
-    if not (reader.flag("bf16") or reader.flag("fp16")):
+    if not any(setting.name == "mixed" and not setting.default for setting in reader.settings):
         reader.ask("precision", foreign, "-", "is of a script whose precision the same config says")
 
 
