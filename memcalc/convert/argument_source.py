@@ -11,7 +11,7 @@ from typing import Any
 from memcalc.convert.config import Reference
 from memcalc.convert.document import Document, KeyPath, Span, kind_of, parse_document
 from memcalc.convert.launchers import TABLES, Launch, LauncherOption, flags_of, recipe_of
-from memcalc.convert.objectives import ALGORITHMS, method_of_script
+from memcalc.convert.objectives import ALGORITHMS, method_of_script, trainers_script
 from memcalc.convert.shell import Script
 from memcalc.convert.shell_commands import Written
 from memcalc.convert.shell_values import MARK, Token
@@ -26,7 +26,6 @@ _SWIFT = re.compile(r"(?:^|[./])swift[./]cli[./](_?megatron[./])?(?P<command>sft
 """Scripts of ms-swift's commands, which other launchers start too."""
 _LISTED = re.compile(r"data|path|file|split|blend|source")
 """Flags that take a list of words, any of which may be unknown."""
-_OF_TRL = re.compile(r"(^|[/.])trl[/.]")
 _CONFIG = re.compile(r".*\.(ya?ml|json|toml)")
 
 
@@ -62,7 +61,7 @@ def format_of(launch: Launch) -> str:
         return "torchtune"
     if (len(_TRAINER & flags) > 1 and _DECISIVE & flags) or _positional(launch.arguments) or _trl(launch):
         return "trainer"
-    trains = {*_DECISIVE, "config"} & flags or _OF_TRL.search(script)  # TRL's own have its defaults
+    trains = {*_DECISIVE, "config"} & flags or trainers_script("", script) == "trl"  # TRL's own have its defaults
     return "trainer" if trains and method_of_script(recipe_of(launch)) in ALGORITHMS else ""
 
 
@@ -121,7 +120,7 @@ class ArgumentSource:
     def _file(self, name: str, token: Token, key: str, over: Document | None = None) -> Reference:
         """A file that is named, which the script itself may write."""
         # any script may have a `--config` with keys of its own
-        sure = name != "trainer" or self.launch.launcher == "trl" or bool(_OF_TRL.search(self.launch.script))
+        sure = name != "trainer" or trainers_script(self.launch.launcher, self.launch.script) == "trl"
         for written in self.script.files:
             if Path(written.name) == Path(token.text):
                 return Reference(name, "", written_document(self.path, self.text, written), key, sure=sure)
@@ -150,7 +149,8 @@ class ArgumentSource:
         config = _valued(tokens, "--config")
         if config is not None and _CONFIG.fullmatch(config.text):
             return self._over_config(name, config, tokens)
-        named = [Token("--training_script"), Token(self.launch.script), *tokens] if name == "trainer" else tokens
+        script = Token(trainers_script(self.launch.launcher, self.launch.script))
+        named = [Token("--training_script"), script, *tokens] if name == "trainer" else tokens
         return [Reference(name, document=self._document(named, pairs=name == "nemo_rl"), field=self.launch.script)]
 
     def _megatron(self, name: str) -> list[Reference]:

@@ -112,6 +112,18 @@ def refuse_pictures(where: str, script: str) -> None:
         )
 
 
+_OF_TRL = re.compile(r"(^|[/.])(trl|examples[/.]scripts)[/.]")
+
+
+def trainers_script(launcher: str, script: str) -> str:
+    """What takes arguments of the Trainer: ``trl`` for TRL's own commands and scripts, else the script.
+
+    >>> trainers_script("trl", "sft"), trainers_script("", "trl/scripts/sft.py"), trainers_script("", "sft.py")
+    ('trl', 'trl', 'sft.py')
+    """
+    return "trl" if launcher == "trl" or _OF_TRL.search(script) else script
+
+
 def refuse_heads(where: str, script: str) -> None:
     """Refuse a script that is named after a task whose head is no language model's."""
     stem = script.rpartition("/")[2].lower().removesuffix(".py")

@@ -104,6 +104,9 @@ class _References:
 
     def take_named(self, text: Document, reference: Reference) -> None:
         """Keep the config that another one hands over: of a script of its own only as its keys tell what it is."""
+        if (reference.format, reference.sure) == ("trainer", True) and reference.field.endswith("config"):
+            # TRL's own parser takes it
+            text = replace(text, data={**text.data, "training_script": "trl"})
         if reference.sure or get_format(reference.format).recognise(text):
             self.take(text, reference.format)
             return

@@ -249,8 +249,23 @@ def test_a_length_alone_does_not_make_a_script_trls(tmp_path: Path) -> None:
     own = checked(tmp_path, line.format("train.py")).estimate.strategy
     assert (own.precision, own.recompute, own.loss) == ("fp32", "none", "standard")
     for script in ("examples/scripts/sft.py", "-m trl.scripts.sft", "run_sft.py"):
-        trl = checked(tmp_path, line.format(script)).estimate.strategy
-        assert (trl.precision, trl.recompute, trl.loss) == ("bf16-autocast", "full", "fused-linear")
+        assert _runs_as_trl(checked(tmp_path, line.format(script)))
+
+
+def _runs_as_trl(job: Check) -> bool:
+    strategy = job.estimate.strategy
+    return (strategy.precision, strategy.recompute, strategy.loss) == ("bf16-autocast", "full", "fused-linear")
+
+
+def test_trls_own_commands_have_its_defaults_whatever_they_are_told(tmp_path: Path) -> None:
+    """They asked for a length, and were fp32 without checkpoints, where no key is TRL's alone (base_config.py)."""
+    flags = "--model_name_or_path gpt2 --dataset_name x --per_device_train_batch_size 2 --output_dir o"
+    keys = "model_name_or_path: gpt2\ndataset_name: x\nper_device_train_batch_size: 2\noutput_dir: o\n"
+    (tmp_path / "few.yaml").write_text(keys, encoding="utf-8")
+    for line in (f"trl sft {flags}", f"python trl/scripts/sft.py {flags}", "trl sft --config few.yaml"):
+        job = checked(tmp_path, line, gpus=1)
+        assert _runs_as_trl(job)
+        assert job.estimate.workload.seq_len == 1024
 
 
 @pytest.mark.parametrize(

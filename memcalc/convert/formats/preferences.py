@@ -38,12 +38,12 @@ _ANYBODYS = frozenset({"max_length", "packing", "use_peft"})
 def is_trl(reader: ConfigReader, signs: frozenset[str]) -> bool:
     """Whether TRL's own defaults hold: ``signs`` of its newest release, no key that it has no more or never had.
 
-    Of flags a few are also those of others' scripts, whose name tells then.
+    Of flags a few are also those of others' scripts, whose name tells then; TRL's own commands need none.
     """
     foreign = any(reader.has(key) for key in ("max_seq_length", "max_seq_len", "block_size"))
     found, script = signs & set(reader.document.data), reader.text("training_script").lower()
     named = not script or bool(re.search(r"(^|[^a-z])(trl|sft)([^a-z]|$)", script) or method_of_script(script))
-    return bool(found if named else found - _ANYBODYS) and not foreign
+    return (script == "trl" or bool(found if named else found - _ANYBODYS)) and not foreign
 
 
 def set_by_name(reader: ConfigReader) -> None:
