@@ -16,7 +16,7 @@ from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.planner.request import one_of
 from memcalc.posttraining.figures import Figures, Trained
-from memcalc.posttraining.phases import PURE, Cast, frozen_weights, phases_of
+from memcalc.posttraining.phases import Cast, frozen_weights, is_pure, phases_of
 from memcalc.posttraining.words import RlJob, check_engines, completed, parked
 from memcalc.results.estimates import Verdict
 from memcalc.results.posttraining import Rl, RlEdit, RlLimit, RlPhase, RlRollout
@@ -358,7 +358,7 @@ def _warnings(cast: Cast, host: int, capacity: int | None) -> Iterator[str]:
         )
     if cast.shares:
         yield "an engine asleep rests on one public measurement (1.15 GiB)."
-    copies = job.toolkit.name.startswith("trl") and job.training.get("precision") not in PURE
+    copies = job.toolkit.name.startswith("trl") and not is_pure(job)
     if copies and job.recipe.log_probs and job.inputs.logits == "plain":
         yield "TRL's logits have fp32 copies, as under bf16 autocast: a job that is bf16 throughout needs half of them."
     yield "phases were checked against outcomes of public runs; figures are rare."

@@ -136,6 +136,7 @@ TRL_FUSED = replace(
 )  # fmt: skip
 LLAMAFACTORY = replace(
     TRL, name="llamafactory@0.9", utilization=0, completions=False, widths={"reward": (0, 6), "kto": (12, 20)},
+    narrow=0,  # logits are cast to fp32 where nothing else is
     source="LLaMA-Factory train/dpo/trainer.py, train/kto/trainer.py, train/trainer_utils.py@ff6d4d12; "
     "trl models/modeling_value_head.py",
 )  # fmt: skip

@@ -20,6 +20,14 @@ PURE = ("bf16", "fp16")
 """Precisions without autocast, whose outputs are not cast to fp32."""
 
 
+def is_pure(job: RlJob) -> bool:
+    """Whether outputs stay in 16 bits: autocast over weights of 16 bits casts them to fp32 as any does.
+
+    Accelerate 1.15 accelerator.py, ``prepare_model`` (``convert_outputs_to_fp32``).
+    """
+    return job.training.get("precision") in PURE and not job.training.get("autocast")
+
+
 def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
     """What log-probabilities hold of logits on one GPU [bytes]."""
     inputs, toolkit, recipe = job.inputs, job.toolkit, job.recipe
@@ -38,7 +46,7 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
     if (
         gradients
         and toolkit.narrow
-        and job.training.get("precision") in PURE
+        and is_pure(job)
         and inputs.algorithm not in toolkit.widths
     ):
         entropy = 0 if recipe.online else 4  # of preferences made row by row, of generated answers in chunks

@@ -359,3 +359,25 @@ def test_the_phases_are_readable_at_80_columns(words: dict[str, Any]) -> None:
     for line, each in zip(lines[first + 1 :], answer.phases, strict=False):
         assert line.startswith(each.name)
         assert f"{each.allocated / GIB:.2f}" in line
+
+
+@pytest.mark.parametrize(
+    ("framework", "autocast", "width"),
+    [("trl", True, 16), ("trl", False, 8), ("llamafactory", True, 16), ("llamafactory", False, 16)],
+)
+def test_logits_over_16_bit_weights_are_wide_under_autocast(framework: str, autocast: bool, width: int) -> None:
+    """Accelerate 1.15 casts outputs to fp32 under autocast, LLaMA-Factory's DPO in any case (train/dpo/trainer.py).
+
+    LLaMA-Factory 10175: DPO of a 4B with two pairs ran out of 80 GB where four sequences of SFT did not.
+    """
+    words: dict[str, Any] = {
+        "model": "qwen3-4b",
+        "gpu": "a100-80g",
+        "gpus": 1,
+        "algorithm": "dpo",
+        "lora": "8:all-linear",
+    }
+    words |= {"trainer": "hf", "zero": 0, "precision": "bf16", "micro_batch": 2, "prompt": 2048, "response": 2048}
+    answer = memcalc.rl(**words, framework=framework, autocast=autocast, recompute="full")
+    logits = phase(answer, "update").roles["logits"]
+    assert logits == pytest.approx(width * 4 * 4096 * 151_936, rel=0.13)  # TRL has a row's entropy beside 8 bytes
