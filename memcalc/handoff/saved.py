@@ -110,7 +110,9 @@ def _keeps_more(strategy: Strategy) -> bool:
     """Whether checkpoints of every second block, which the framework can be told, stand between a policy and full."""
     policy = parse_policy(strategy.recompute)
     more = policy.kind == "none" or (policy.kind == "every" and policy.count > 2)
-    return more and capabilities_of(strategy.framework).recompute.needs("every") == ""
+    able = capabilities_of(strategy.framework)
+    launched = able.tuned if strategy.autocast or strategy.lora else None  # by Accelerate, not by FSDP 2's script
+    return more and (launched or able).recompute.needs("every") == ""
 
 
 def _offloads(strategy: Strategy) -> list[str]:

@@ -344,6 +344,17 @@ def test_a_fallback_is_exported_like_a_plan(simple: SavedPlan) -> None:
         memcalc.export(simple, to="fsdp2", fallback=4)
 
 
+@pytest.mark.parametrize("lora", [None, "16"], ids=["weights", "adapters"])
+@pytest.mark.parametrize("form", ["trainer", "axolotl"])
+def test_every_fallback_of_a_plan_for_a_launcher_is_written_by_it(form: str, lora: str | None) -> None:
+    """Accelerate wraps each block in a checkpoint or none (1.15, utils/fsdp_utils.py): no block in two."""
+    kept = saved_plan(plan_to(form, model="llama-3.1-8b", gpu="h100", gpus=8, lora=lora, top=1))
+    assert kept.plan.strategy.recompute == "none"
+    assert len(kept.fallback) > 1
+    for number in range(1, len(kept.fallback) + 1):
+        assert memcalc.export(kept, to=form, fallback=number)
+
+
 # -------------------------------------------------------------------------------------------------------------- export
 
 
