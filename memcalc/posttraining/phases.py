@@ -43,12 +43,7 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
         tiled = all(toolkit.tile)
         return int(tiled_log_prob_bytes(rows * tokens, model.vocab, width, *toolkit.tile, copies)) if tiled else 0
     each = toolkit.width(inputs.algorithm, gradients=gradients)
-    if (
-        gradients
-        and toolkit.narrow
-        and is_pure(job)
-        and inputs.algorithm not in toolkit.widths
-    ):
+    if gradients and toolkit.narrow and is_pure(job) and inputs.algorithm not in toolkit.widths:
         entropy = 0 if recipe.online else 4  # of preferences made row by row, of generated answers in chunks
         narrow = log_prob_bytes(rows, tokens, model.vocab, toolkit.narrow)
         return int(narrow + log_prob_bytes(1, tokens, model.vocab, entropy))
