@@ -86,13 +86,13 @@ class LimitJob(PlanJob):
         for space in spaces:
             decided = tuple((name, getattr(space.fixed, name)) for name in DECIDED)
             for precision in space.precisions:
-                key = (precision, space.zeros, space.offloads, decided)
+                key = (precision, space.recomputes, space.zeros, space.offloads, decided)
                 parts.setdefault(key, {}).update(dict.fromkeys(space.layouts))
         grids = []
-        for (precision, zeros, offloads, decided), layouts in parts.items():
+        for (precision, recomputes, zeros, offloads, decided), layouts in parts.items():
             fixed = self.fixed(precision, seq_len, dict(decided))
             if fixed is not None:
-                varied = {"zeros": zeros, "offloads": offloads, "layouts": tuple(layouts)}
+                varied = {"recomputes": recomputes, "zeros": zeros, "offloads": offloads, "layouts": tuple(layouts)}
                 grids.append(replace(spaces[0], fixed=fixed, precisions=(precision,), **varied))
         return grids
 

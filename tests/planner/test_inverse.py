@@ -462,6 +462,16 @@ def test_unequal_stages_are_open_to_the_inverse_questions() -> None:
     assert (again.strategy, again.peak.device) == (longest.best.strategy, longest.best.peak.device)
 
 
+def test_an_answer_computes_no_more_blocks_again_than_a_stage_has() -> None:
+    """94 blocks, embedding and loss are 6 a stage over 16 and 3 over 32: Megatron-LM counts within each stage."""
+    found = memcalc.smallest("gpus", model="qwen3-235b-a22b", gpu="h200", framework="megatron", offload="none")
+    assert found.best is not None
+    strategy = found.best.strategy
+    kind, _, count = strategy.recompute.partition("-")
+    assert strategy.pp > 1
+    assert kind != "block" or int(count) < 96 // strategy.pp
+
+
 def test_stages_that_are_said_are_taken() -> None:
     words = {"model": "gpt2", "gpu": GPU, "framework": "megatron", "pp": 4, "gpus": 4, "seq_len": 512}
     fields = {"strategy.first_stage_layers": 2, "strategy.last_stage_layers": 4}
