@@ -144,7 +144,7 @@ class ArgumentSource:
         tokens = self._without_written(self.launch.arguments)
         config = _positional(tokens)
         if config is not None:
-            over = self._document(tokens[1:], pairs=name == "llamafactory")
+            over = self._document(tokens[1:], pairs=name in ("llamafactory", "foundry"))
             return [self._file(name, config, "config", over)]
         config = _valued(tokens, "--config")
         if config is not None and _CONFIG.fullmatch(config.text):

@@ -230,7 +230,7 @@ def read_ranks(reader: ConfigReader, launch: Launch, script: Script) -> None:
         reader.set("gpus", 1, "tune run")  # torchtune's own recipes for one GPU, whatever it sees
     elif launch.launcher in ("swift", "megatron"):
         _swift(reader, None if launch.script == "rlhf" else seen)
-    elif launch.launcher in ("llamafactory-cli", "axolotl", "lmf", "tune"):
+    elif launch.launcher in ("llamafactory-cli", "axolotl", "lmf", "tune", "composer"):
         _set_from(reader, "gpus", f"{launch.launcher} --num_processes")
         _set_from(reader, "nodes", "NNODES")
         _set_from(reader, "gpus_per_node", "NPROC_PER_NODE")

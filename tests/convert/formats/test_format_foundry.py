@@ -13,7 +13,7 @@ import finetuning
 import pytest
 
 import memcalc
-from memcalc.errors import IdleError, InputError, MissingError, ObjectiveError
+from memcalc.errors import IdleError, InputError, MissingError, ObjectiveError, UnknownFormatError
 from memcalc.specs.flat import from_flat
 from memcalc.terms.parameters import model_count
 
@@ -189,3 +189,20 @@ def test_an_interpolation_that_only_a_run_tells_is_asked_for(tmp_path: Path) -> 
     path.write_text(BASE.replace("max_seq_len: 2048", "max_seq_len: ${oc.env:LENGTH}"))
     with pytest.raises(MissingError, match="--seq-len"):
         finetuning.checked([path], gpu="h100", gpus=8)
+
+
+def test_composers_launcher_says_ranks_and_overrides(tmp_path: Path) -> None:
+    """`composer -n N train/train.py FILE key=value` (Composer 0.33, cli/launcher.py; command_utils/train.py)."""
+    config = tmp_path / "mpt.yaml"
+    config.write_text((HERE / "mpt-1b.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    script = tmp_path / "run.sh"
+    line = "composer -n 4 train/train.py mpt.yaml max_seq_len=1024 device_train_microbatch_size=2 scheduler.t_max=5ba\n"
+    script.write_text(line, encoding="utf-8")
+    found = finetuning.checked([script], gpu="h100")
+    assert (found.hardware.gpus, found.workload.seq_len, found.strategy.micro_batch) == (4, 1024, 2)
+    script.write_text("composer train/train.py mpt.yaml\n", encoding="utf-8")
+    with pytest.raises(MissingError, match="--gpus"):
+        finetuning.checked([script], gpu="h100")
+    script.write_text("composer install\n", encoding="utf-8")  # PHP's
+    with pytest.raises(UnknownFormatError):
+        finetuning.checked([script], gpu="h100")
