@@ -236,6 +236,14 @@ def test_a_script_that_patches_copies_or_plots_is_not_the_training(tmp_path: Pat
     assert checked(tmp_path, text).estimate.strategy.micro_batch == 4
 
 
+def test_arguments_in_a_variable_that_a_run_sets_are_no_config_file(tmp_path: Path) -> None:
+    """It said that the config is 'ARGS', a file to be given."""
+    text = f'ARGS="{TRAINER}"\nif [ "$USE_LORA" = 1 ]; then ARGS="$ARGS --lora_r 16"; fi\n'
+    text += "torchrun train.py $ARGS --deepspeed x.json\n"
+    (tmp_path / "x.json").write_text("{}", encoding="utf-8")
+    assert "run.sh hands $ARGS to its training, whose words only a run knows" in refused(tmp_path, text)
+
+
 @pytest.mark.parametrize("module", ["venv env", "build --wheel", "twine upload x", "pip install x"])
 def test_what_makes_an_environment_or_a_package_is_no_job(tmp_path: Path, module: str) -> None:
     with pytest.raises(UnknownFormatError, match="must start a training"):

@@ -101,6 +101,8 @@ def _ask_for_config(reader: ConfigReader, launch: Launch) -> None:
     first = launch.arguments[0] if launch.arguments else Token("-")
     configs = [reference.document.unknown.get(("config",), "") for reference in reader.references if reference.document]
     if first.unknown and not first.text and format_of(launch) in ("", "trainer"):
+        if re.search("(?i)arg|opt|flag|param", first.unknown):
+            raise _unknown_words(reader.document, [f"${first.unknown}"])
         configs.append(first.unknown)
     for config in filter(None, configs):
         says = f"is {config!r}, a file that only a run knows: give it as a FILE, or"
@@ -113,11 +115,15 @@ def _refuse_unknown_words(reader: ConfigReader) -> None:
         for document in filter(None, (reference.document, reference.over)):
             names = [" ".join(str(path[0]).split()) for path in document.unknown if str(path[0]).startswith("$")]
             if names:
-                raise MissingError(
-                    f"{document.path.name} hands {cut(', '.join(names))} to its training, whose words only a run "
-                    "knows: give the script's arguments in a copy of it, as a line `set -- ARGUMENT …` at its top, or "
-                    f"set {cut(names[0][1:])} in a line before it is used."
-                )
+                raise _unknown_words(document, names)
+
+
+def _unknown_words(document: Document, names: list[str]) -> MissingError:
+    return MissingError(
+        f"{document.path.name} hands {cut(', '.join(names))} to its training, whose words only a run knows: give the "
+        "script's arguments in a copy of it, as a line `set -- ARGUMENT …` at its top, or set "
+        f"{cut(names[0][1:])} in a line before it is used."
+    )
 
 
 def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> None:
@@ -135,10 +141,7 @@ def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> N
 
 
 def own_settings(document: Document, script: str) -> Config:
-    """The config of a script of nobody that is known: as its arguments, it counts for nothing and is asked about.
-
-    ``script`` is one whose name says a method; empty where it trains on the next token.
-    """
+    """A config of nobody that is known, which counts for nothing; of a ``script`` whose name says a method, if any."""
     refuse_method(document.path.name, method_of_script(script), script)
     refuse_switches(document.path.name, document.data)
     reader = ConfigReader(document, "launch", "")
@@ -271,8 +274,7 @@ def _set_algorithm(reader: ConfigReader, launch: Launch) -> None:
 
 
 _LOADED = ("open_instruct/finetune", "tuning/sft_trainer")
-"""Scripts of the Trainer's arguments that load 16-bit weights where no key says so (open-instruct e6c30440,
-open_instruct/finetune.py; fms-hf-tuning d3c30a03, tuning/config/configs.py, ``torch_dtype``)."""
+"""They load 16-bit weights where no key says so (open-instruct e6c30440; fms-hf-tuning d3c30a03 config/configs.py)."""
 
 
 def _set_loaded(reader: ConfigReader, launch: Launch) -> None:
