@@ -41,9 +41,9 @@ def is_trl(reader: ConfigReader, signs: frozenset[str]) -> bool:
     Of flags a few are also those of others' scripts, whose name tells then; TRL's own commands need none.
     """
     foreign = any(reader.has(key) for key in ("max_seq_length", "max_seq_len", "block_size"))
-    found, script = signs & set(reader.document.data), reader.text("training_script").lower()
+    present, script = signs & set(reader.document.data), reader.text("training_script").lower()
     named = not script or bool(re.search(r"(^|[^a-z])(trl|sft)([^a-z]|$)", script) or method_of_script(script))
-    return (script == "trl" or bool(found if named else found - _ANYBODYS)) and not foreign
+    return (script == "trl" or bool(present if named else present - _ANYBODYS)) and not foreign
 
 
 def set_by_name(reader: ConfigReader) -> None:
