@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,24 +162,39 @@ def plan_to(to: str, *, top: int | str | None = None, **keywords: Any) -> Plans:
         Where the format is of another framework, and where it says none of the plans that fit.
     """
     plans, fitting, refusal = _searched(to, top, keywords)
-    if refusal is not None and refusal.field == "tp" and keywords.get("tp") is None:  # its script alone has it
-        plans, fitting, refusal = _searched(to, top, {**keywords, "tp": 1})
     if refusal is None:
         return plans
+    if get_format(to).launched and keywords.get("tp") is None:  # which FSDP 2's script alone has, ahead of all else
+        with suppress(MemcalcError):
+            undivided, _, unsaid = _searched(to, top, {**keywords, "tp": 1})
+            if undivided.plans and unsaid is None:
+                return undivided
     allowed = f"none of the {fitting} plans that fit can be written so: {str(refusal).rstrip('.')}"
-    raise CombinationError("to", to, f"{allowed}{way_out(plans.job, to, refusal.field)}")
+    raise CombinationError("to", to, f"{allowed}{way_out(_typed(plans.job, keywords), to, refusal.field)}")
+
+
+def _typed(job: JobRecord, keywords: Mapping[str, Any]) -> JobRecord:
+    """A job without what a format settled of it, which another one may not have."""
+    given = {name for name, value in keywords.items() if value is not None} | {"framework"}
+    options = {name: value for name, value in job.options.items() if name in given}
+    stated = keywords.get("settings") or {}
+    return job.model_copy(
+        update={"options": options, "settings": {name: value for name, value in job.settings.items() if name in stated}}
+    )
 
 
 def way_out(job: JobRecord, to: str, field: str) -> str:
     """The end of a refusal: the line that plans what a format says, which has been tried; empty where none does.
 
-    First the format itself, with the ``field`` that it cannot say left open, then others.
+    First the format itself, with the ``field`` that it cannot say left open, or under DeepSpeed, then others.
     """
     options = {name: value for name, value in job.options.items() if name != "framework"}
     elsewhere = job.model_copy(update={"options": options})
-    for form in (to, *(other for other in OTHERS if other != to)):
-        candidate = job if form in _formats_of(job) else elsewhere
-        candidate = _left_open(candidate, field) if form == to else candidate
+    engine = job.model_copy(update={"options": {**options, "framework": "deepspeed"}})
+    ways = [(form, job if form in _formats_of(job) else elsewhere) for form in (to, *OTHERS) if form != to]
+    ways = [(to, engine)] * (to in FORMATS_OF["deepspeed"] and to not in OTHERS) + ways
+    ways = [(to, _left_open(job if to in _formats_of(job) else elsewhere, field)), *ways]
+    for form, candidate in ways:
         if form == job.query.get("to", "") and candidate == job:
             continue
         try:

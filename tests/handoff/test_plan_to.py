@@ -223,6 +223,20 @@ def test_where_tensor_parallelism_alone_fits_a_launcher_that_has_none_is_planned
     words: dict[str, Any] = {"model": "smollm3-3b", "gpu": "rtx-4090", "gpus": 4}
     assert {plan.strategy.tp for plan in memcalc.plan(**words).plans} == {4}
     assert [plan.strategy.tp for plan in plan_to("trainer", **words).plans] == [1]
+    # with policies of operators too, which no launcher has: what is refused is then not the degree
+    words = {"model": "mistral-nemo-12b", "gpu": "l40s", "gpus": 8}
+    (only,) = plan_to("accelerate", **words).plans
+    assert (only.strategy.tp, only.strategy.recompute) == (1, "full")
+
+
+def test_what_axolotl_says_under_deepspeed_alone_is_its_way_out() -> None:
+    """One card of 32 GB under a 4B: offloaded by FSDP, weights that axolotl does not load in fp32; by ZeRO they fit."""
+    with pytest.raises(CombinationError) as refused:
+        plan_to("axolotl", model="qwen3-4b", gpu="rtx-5090", gpus=1)
+    line = str(refused.value).rstrip(".").rpartition("; plan what it can say: memcalc ")[2]
+    assert "--framework deepspeed --to axolotl" in line
+    answer = run(*line.split())
+    assert (answer.exit_code, answer.stdout[:4]) == (0, "fits")
 
 
 def test_fsdp_1_is_said_to_be_deprecated_by_estimate_and_plan() -> None:
