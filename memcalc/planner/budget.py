@@ -189,7 +189,8 @@ def recompute_warnings(census: ModelOnGrid, gpu: GPU, node: Node, overhead: Over
     without, now = variants.reserved(both).tolist()
     times = np.broadcast_to(step_times(both, gpu, node, rates_for(gpu, both.grid)).step, _one_stage(both)).reshape(-1)
     saved, slower = 1 - now / without, times[1] / times[0] - 1
-    if slower <= 0 or saved / slower >= SHORTEST:
+    needed = now <= overhead.safe < without
+    if slower <= 0 or saved / slower >= SHORTEST or needed:
         return ()
     text = f"recompute {policy} saves {max(saved, 0.0):.0%} of the memory for {slower:.0%} more time"
     fits = "; the job fits without it" if without <= overhead.safe else ""

@@ -73,6 +73,15 @@ def test_recomputation_of_short_sequences_is_warned_of() -> None:
     assert not warned(256, "none")
 
 
+def test_recomputation_without_which_a_job_does_not_fit_is_not_warned_of() -> None:
+    """117B over 32 GPUs: 66 GiB of weights, gradients and states, beside which little is left to save, and counts."""
+    job: dict[str, Any] = {"model": "gpt-oss-120b", "gpu": "h100", "gpus": 32, "framework": "megatron", "zero": 1}
+    job |= {"tp": 8, "sp": True, "pp": 4, "micro_batch": 2, "global_batch": 128}
+    without, full = (memcalc.estimate(**job, recompute=name) for name in ("none", "full"))
+    assert (without.verdict == "fits", full.verdict) == (False, "fits")
+    assert not [text for text in full.warnings if "seldom worth it" in text]
+
+
 def test_a_plan_with_recomputation_that_was_asked_for_is_warned_of_too() -> None:
     words: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "a100-80g", "framework": "hf", "offload": "none"}
     words |= {"seq_len": 256, "global_batch": 1, "micro_batch": 1, "top": 1}
