@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memcalc import catalog
 from memcalc._version import __version__
 from memcalc.api import load_model
 from memcalc.convert.document import parse_document
@@ -36,6 +37,8 @@ PASSED = {
     )
 }
 """What a plan says nothing of and a program does not start without, as comments of a script that passes it on."""
+BLACKWELL = 10.0
+"""Its compute capability."""
 SCRIPT = "train.py"
 """The training script beside arguments of the Trainer."""
 LOADING = {"trainer", "axolotl"}
@@ -83,7 +86,20 @@ def start(form: str, job: ConfigJob, flags: str) -> str:
     comments = [*(line for line in lines if line.startswith("#")), *rest.splitlines()]
     tail = "\n".join(f"  {line}" for line in lines if not line.startswith("#")) + (' "$@"' if rest else "")
     program = f"{filled('{torchrun}', job, Path())} {PROGRAMS.get(form, SCRIPT)} \\"
-    return "\n".join(["#!/bin/bash", *comments, program, tail, ""])
+    return "\n".join(["#!/bin/bash", *comments, *_exports(form, job), program, tail, ""])
+
+
+def _exports(form: str, job: ConfigJob) -> Iterator[str]:
+    """What a program refuses to start without.
+
+    Megatron-LM splits tensors or sequences over GPUs older than Blackwell in one queue alone, which lets messages
+    overtake kernels (d98e8a64 training/arguments.py, ``validate_args``); an exchange of tokens that overlaps needs more.
+    """
+    plan = job.strategy
+    known = job.gpu in catalog.names("gpu")
+    newer = known and float(catalog.gpu(job.gpu).compute_capability or 0) >= BLACKWELL
+    if form == "megatron" and max(plan.tp, plan.cp) > 1 and not (plan.ep_overlap or newer):
+        yield "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 
 
 def filled(line: str, job: ConfigJob, path: Path) -> str:

@@ -195,6 +195,9 @@ def set_recompute(flags: Flags) -> None:
     flags.set("recompute", policy, "recompute_modules" if flags.has("recompute_modules") else name)
 
 
+_REFUSED = "Megatron-LM refuses its fusion `te` since June 2026 (168cb15d)"
+
+
 def set_kernels(flags: Flags) -> None:
     """Set attention and loss; what decides the attention kernel under `auto` is Transformer Engine, by the GPU."""
     if attention := flags.one_of("attention_backend", _ATTENTION, ""):
@@ -204,6 +207,8 @@ def set_kernels(flags: Flags) -> None:
     names = {"native": "fused-kernel", "te": "triton"}
     implementation = flags.one_of("cross_entropy_fusion_impl", names, "fused-kernel")
     flags.set("loss", implementation if flags.on(name := "cross_entropy_loss_fusion") else "standard", name)
+    if implementation == "triton" and flags.on(name):
+        flags.reader.note("note", "MC004", flags.key("cross_entropy_fusion_impl"), _REFUSED)
     mask = not flags.on("no_create_attention_mask_in_dataloader")
     flags.set("workload.attention_mask", mask, "no_create_attention_mask_in_dataloader")
     if flags.text("transformer_impl") == "local":
@@ -229,6 +234,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     plain = not (plan.lora or plan.quantize != "none" or plan.optimizer_in_backward)
     allowed = "Megatron-LM's flags train all weights; ms-swift's have adapters: --set strategy.lora_classes=swift"
     job.require(plain, "lora", allowed, value=plan.lora or plan.quantize)
+    job.require(plan.loss != "triton", "loss", f"{_REFUSED}: fused-kernel")
     return {
         # a model that came from flags keeps its own
         **({} if job.editing or " " in job.model else model_flags(job, job.sized())),
