@@ -93,7 +93,7 @@ def _exports(form: str, job: ConfigJob) -> Iterator[str]:
     """What a program refuses to start without.
 
     Megatron-LM splits tensors or sequences over GPUs older than Blackwell in one queue alone, which lets messages
-    overtake kernels (d98e8a64 training/arguments.py, ``validate_args``); an exchange of tokens that overlaps needs more.
+    overtake kernels (d98e8a64 training/arguments.py, ``validate_args``); tokens that overlap need more.
     """
     plan = job.strategy
     known = job.gpu in catalog.names("gpu")

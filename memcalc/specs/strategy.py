@@ -228,8 +228,7 @@ class Strategy(Frozen):
     ] = "none"
     zero_gather: Annotated[
         ZeroGather,
-        Option("How updated weights reach all ranks under ZeRO-1 and 2: from all at once, or rank by rank (InternEvo, "
-            "PyTorch's ZeroRedundancyOptimizer).", panel=STEP_TIME, metavar="NAME",
+        Option("How updated weights reach all ranks under ZeRO-1 and 2.", panel=STEP_TIME, metavar="NAME",
             help="How updated weights reach all ranks under ZeRO-1 and 2: {values} (rank by rank, as in InternEvo)."),
     ] = "allgather"
     expert_overload: Annotated[
@@ -331,9 +330,7 @@ class Strategy(Frozen):
             needs_lora=True),
     ] = False
     sgd_weight_decay: Annotated[
-        bool,
-        Option("SGD has a weight decay, which PyTorch adds to a copy of the gradients: of all, or of one tensor after "
-            "another in its loop."),
+        bool, Option("SGD has a weight decay, which PyTorch adds to a copy of all gradients, or of one after another.")
     ] = False
     wide_embedding_moments: Annotated[
         bool, Option("Embedding tables keep 32-bit moments under an 8-bit optimizer (Transformers' Trainer).")
@@ -349,8 +346,7 @@ class Strategy(Frozen):
     galore_targets: Annotated[
         tuple[str, ...],
         Option("Linear layers whose gradients GaLore projects, as in ``q,k,v,o`` or ``attention``; all in the blocks "
-            "where empty.",
-            kind="targets"),
+            "where empty.", kind="targets"),
     ] = ()
     bucket_view: Annotated[
         bool, Option("DDP's gradients are views of its buckets, not copied into them (``gradient_as_bucket_view``).")
@@ -367,18 +363,13 @@ class Strategy(Frozen):
         Literal["", "fp32", "bf16", "fp16"], Option("Width of DeepSpeed's sums of gradients; the weights' if empty."),
     ] = ""
     reduce_bucket_size: Annotated[
-        int | None, Option("A bucket of ZeRO's reductions; like the following, DeepSpeed's own default where None.",
-            "elements"), _ELEMENTS,
+        int | None, Option("A bucket of reductions; the framework's own where None.", "elements"), _ELEMENTS
     ] = None
     overlap_comm: Annotated[
-        bool | None,
-        Option("Gradients are reduced bucket by bucket beside backward (DeepSpeed, Megatron-LM's "
-            "``--overlap-grad-reduce``); as the framework does it where None."),
+        bool | None, Option("Gradients are reduced beside backward (DeepSpeed, Megatron-LM); its own way where None.")
     ] = None
     overlap_param_gather: Annotated[
-        bool | None,
-        Option("Updated weights are gathered bucket by bucket beside the next forward (Megatron-LM); as the framework "
-            "does it where None."),
+        bool | None, Option("Updated weights are gathered beside the next forward (Megatron-LM); so where None.")
     ] = None
     zero_prefetch_bucket: Annotated[int | None, Option("What ZeRO-3 gathers ahead.", "elements"), _ELEMENTS] = None
     persistence_threshold: Annotated[

@@ -235,6 +235,8 @@ def write(job: ConfigJob) -> dict[str, Any]:
     allowed = "Megatron-LM's flags train all weights; ms-swift's have adapters: --set strategy.lora_classes=swift"
     job.require(plain, "lora", allowed, value=plan.lora or plan.quantize)
     job.require(plan.loss != "triton", "loss", f"{_REFUSED}: fused-kernel")
+    refused = plan.float8_all_gather and plan.float8 != "delayed" and "optimizer" in plan.offload
+    job.require(not refused, "offload", "beside --fp8-param-gather Megatron-LM takes no other recipe than delayed")
     return {
         # a model that came from flags keeps its own
         **({} if job.editing or " " in job.model else model_flags(job, job.sized())),

@@ -28,6 +28,7 @@ from memcalc.convert.shell import read_script
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
 from memcalc.handoff import exported
 from memcalc.handoff.saved import saved_plan
+from memcalc.handoff.written import start
 from memcalc.preflight import check
 from memcalc.preflight.job import estimate_merged, read_files
 from memcalc.preflight.merge import merge
@@ -538,7 +539,7 @@ WORDS = st.fixed_dictionaries({
     "cp_kind": st.sampled_from(("ring", "a2a", "allgather")),
     "recompute": st.sampled_from(POLICIES),
     "offload": st.sampled_from(("none", "optimizer")),
-    "loss": st.sampled_from(("standard", "fused-kernel", "triton")),
+    "loss": st.sampled_from(("standard", "fused-kernel")),
     "attention": st.sampled_from(("flash", "cudnn", "eager")),
     "micro_batch": st.sampled_from((1, 2)),
     "cuda_graphs": st.sampled_from(("none", "partial", "full")),
@@ -586,6 +587,7 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         fields |= drawn["states"]
     if "strategy.float8_all_gather" in fields:
         words["zero"] = 1
+        words["offload"] = words["offload"] if fields["strategy.float8"] == "delayed" else "none"
     if cp > 1:
         words["cp_kind"] = drawn["cp_kind"]
     if pp == 1 or drawn["vpp"] > 1:
@@ -817,3 +819,51 @@ def test_gpus_without_flash_attention_run_megatrons_unfused_kernel() -> None:
     scores = 32 * 2048 * 2048 // 8 * 32  # heads of a rank, over all blocks
     assert found.strategy.attention == "eager"
     assert found.saved.total > 2 * scores
+
+
+@pytest.mark.parametrize(
+    ("words", "one_queue"),
+    [
+        ({"gpu": "h100", "tp": 2}, True),
+        ({"gpu": "a100-80g", "cp": 2}, True),
+        ({"gpu": "h100"}, False),
+        ({"gpu": "b200", "tp": 2}, False),
+        ({"gpu": "h100", "model": "mixtral-8x7b", "cp": 2, "ep": 8, "ep_overlap": True, "recompute": "none"}, False),
+    ],
+    ids=str,
+)
+def test_a_script_starts_where_tensors_or_sequences_are_split(words: dict[str, Any], one_queue: bool) -> None:
+    """d98e8a64 training/arguments.py, validate_args: asserts CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell."""
+    job = {"model": "llama-2-7b", "gpus": 32, "framework": "megatron", "seq_len": 2048, **words}
+    text = start("megatron", ConfigJob.of(memcalc.estimate(**job)), "# a comment\n--num-layers 32\n")
+    lines = text.splitlines()
+    assert ("export CUDA_DEVICE_MAX_CONNECTIONS=1" in lines) == one_queue
+    assert lines[0] == "#!/bin/bash"
+    if one_queue:
+        assert lines.index("export CUDA_DEVICE_MAX_CONNECTIONS=1") + 1 == next(
+            place for place, line in enumerate(lines) if line.startswith("torchrun")
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ({"loss": "triton"}, "loss 'triton'.*since June 2026.*fused-kernel"),
+        (
+            {"precision": "fp8-mixed", "offload": "optimizer", "settings": {
+                "strategy.float8": "tensorwise", "strategy.float8_all_gather": True}},
+            "offload.*delayed",
+        ),
+    ],
+)  # fmt: skip
+def test_what_its_own_arguments_refuse_is_not_written(words: dict[str, Any], match: str) -> None:
+    """168cb15d, and d98e8a64 training/arguments.py, validate_args, of --fp8-param-gather and the host's optimizer."""
+    job = memcalc.estimate(model="llama-2-7b", gpu="h100", gpus=8, framework="megatron", seq_len=2048, **words)
+    with pytest.raises(CombinationError, match=match):
+        render_config(FORMAT, ConfigJob.of(job, load_model("llama-2-7b")))
+
+
+def test_a_script_with_the_fusion_that_is_refused_says_since_when() -> None:
+    """Older releases run it, so that the job is read all the same."""
+    found = read_flags("pretrain_gpt.py --num-layers 2 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te")
+    assert any("168cb15d" in finding.message for finding in found.findings)
