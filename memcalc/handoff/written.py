@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memcalc import catalog
 from memcalc._version import __version__
 from memcalc.api import load_model
 from memcalc.convert.document import parse_document
@@ -96,9 +95,7 @@ def _exports(form: str, job: ConfigJob) -> Iterator[str]:
     overtake kernels (d98e8a64 training/arguments.py, ``validate_args``); tokens that overlap need more.
     """
     plan = job.strategy
-    known = job.gpu in catalog.names("gpu")
-    newer = known and float(catalog.gpu(job.gpu).compute_capability or 0) >= BLACKWELL
-    if form == "megatron" and max(plan.tp, plan.cp) > 1 and not (plan.ep_overlap or newer):
+    if form == "megatron" and max(plan.tp, plan.cp) > 1 and not (plan.ep_overlap or job.capability >= BLACKWELL):
         yield "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 
 

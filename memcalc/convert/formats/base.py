@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.catalog import read_toml
+from memcalc import catalog
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_document, write_yaml
 from memcalc.errors import CombinationError, UnknownFormatError, UnknownNameError
@@ -31,7 +31,7 @@ COMMITS = {"axolotl": "axolotl 067b021c8", "llamafactory": "LLaMA-Factory ff6d4d
 
 @cache
 def _tables() -> dict[str, Any]:
-    return read_toml(files("memcalc.convert") / "shipped.toml")
+    return catalog.read_toml(files("memcalc.convert") / "shipped.toml")
 
 
 def shipped(form: str, path: str) -> Document | None:
@@ -106,6 +106,11 @@ class ConfigJob:
     def gpus_per_node(self) -> int:
         """GPUs of each host [-]."""
         return -(-self.gpus // self.nodes)
+
+    @property
+    def capability(self) -> float:
+        """The GPU's compute capability [-]; 0 where its preset is the user's own."""
+        return float(catalog.gpu(self.gpu).compute_capability or 0) if self.gpu in catalog.names("gpu") else 0.0
 
     def sized(self) -> Model:
         """The model, or a refusal where only its name was handed over."""
@@ -332,6 +337,6 @@ class KeyTable:
 
 def key_table(name: str) -> KeyTable:
     """Return the keys of a format."""
-    tables = read_toml(files(__name__.removesuffix(".base")) / f"{name}.toml")
+    tables = catalog.read_toml(files(__name__.removesuffix(".base")) / f"{name}.toml")
     lists = {part: tuple(text.split()) for part, text in tables.pop("lists").items()}
     return KeyTable(lists, tables)

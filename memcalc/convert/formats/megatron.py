@@ -195,6 +195,8 @@ def set_recompute(flags: Flags) -> None:
     flags.set("recompute", policy, "recompute_modules" if flags.has("recompute_modules") else name)
 
 
+AMPERE = 8.0
+"""Its compute capability, from which on Megatron-LM has grouped products."""
 _REFUSED = "Megatron-LM refuses its fusion `te` since June 2026 (168cb15d)"
 
 
@@ -286,12 +288,12 @@ def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
         "hidden_dropout": block.dropout,
         "vocab_size": model.vocab,
         "make_vocab_size_divisible_by": 128,
-        **_expert_flags(model, mlp),
+        **_expert_flags(job, model, mlp),
         **_latent_flags(group),
     }
 
 
-def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
+def _expert_flags(job: ConfigJob, model: Model, mlp: Any) -> dict[str, Any]:
     if not isinstance(mlp, MixtureOfExperts):
         return {}
     routed = [model.groups[index].block.is_moe for index in model.sequence]
@@ -307,7 +309,9 @@ def _expert_flags(model: Model, mlp: Any) -> dict[str, Any]:
         "moe_router_score_function": mlp.scores,
         **(groups if mlp.topk_group < mlp.n_group else {}),
         "moe_layer_freq": f"[{listed}]" if model.order else leading,
-        "moe_grouped_gemm": True,
+        "moe_grouped_gemm": True
+        if job.capability >= AMPERE or not job.capability
+        else None,  # arguments.py asks for it
     }
 
 

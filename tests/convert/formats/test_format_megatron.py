@@ -845,6 +845,17 @@ def test_a_script_starts_where_tensors_or_sequences_are_split(words: dict[str, A
         )
 
 
+def test_experts_run_one_after_another_where_megatron_refuses_grouped_products() -> None:
+    """d98e8a64 training/arguments.py: grouped products need compute capability 8."""
+    model = load_model("mixtral-8x7b")
+    texts = {
+        gpu: render_config(FORMAT, ConfigJob.of(memcalc.estimate(
+            model="mixtral-8x7b", gpu=gpu, gpus=64, framework="megatron", seq_len=1024, ep=8), model))
+        for gpu in ("v100-32g", "a100-80g")
+    }  # fmt: skip
+    assert {gpu: "--moe-grouped-gemm" in text for gpu, text in texts.items()} == {"v100-32g": False, "a100-80g": True}
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [
