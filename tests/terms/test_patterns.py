@@ -306,7 +306,7 @@ def test_megatrons_flags_list_the_routed_layers_and_have_none_for_sinks() -> Non
     words = {"gpu": "h100", "gpus": 8, "framework": "megatron", "seq_len": 512}
     job = ConfigJob.of(memcalc.estimate(model="qwen1.5-moe-a2.7b", **words), turns)
     assert model_flags(job, turns)["moe_layer_freq"] == "[1,0,1,0]"
-    with pytest.raises(InputError, match="decoders"):
+    with pytest.raises(InputError, match="without sinks"):
         model_flags(job, catalog.model("gpt-oss-20b"))
 
 
