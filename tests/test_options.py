@@ -35,6 +35,7 @@ ALLOWED = {
     "handoff/round_trip.py": CHOSEN,
     "handoff/saved.py": CHOSEN,
     "convert/formats/fsdp2.py": "what the writer states",
+    "convert/formats/swift_megatron.py": "what says a layout, and the keys that verl has for it",
     "planner/direct.py": "the axes of a search, and the options that say which parallelism there is",
     "planner/idle.py": "which options one reason makes useless: a relation between options",
     "planner/recipe.py": "the remedies that are tried, each with its value",

@@ -56,10 +56,10 @@ SIMPLEST = "simplicity"
 
 def roles() -> tuple[Shared, ...]:
     """Return the options that say post-training, read from their tables when the command is built."""
-    from memcalc.specs.posttraining import RL_OPTIONS, TRAINING
+    from memcalc.specs.posttraining import LAYOUT, RL_OPTIONS, TRAINING
 
     places = (option for option in job() if option.name in RL_PLACES)
-    trains = (option for option in job() if option.name in TRAINING)
+    trains = (option for option in job() if option.name in (*TRAINING, *LAYOUT))
     return (*places, *(Shared.of(option) for option in RL_OPTIONS), *trains)
 
 
@@ -94,10 +94,10 @@ _WRITTEN = ("save", "write", "to", "rank")
 
 def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> dict[str, Any]:
     """Return the keywords of :func:`memcalc.rl` among those typed; what says a training job alone is refused."""
-    from memcalc.specs.posttraining import RL_WORDS, TRAINING
+    from memcalc.specs.posttraining import LAYOUT, RL_WORDS, TRAINING
 
     options["preset_dirs"] = tuple(options.pop("preset_dir", None) or ())
-    known = {*RL_WORDS, *TRAINING, *RL_PLACES, "preset_dirs"}
+    known = {*RL_WORDS, *TRAINING, *LAYOUT, *RL_PLACES, "preset_dirs"}
     typed = {name: value for name, value in options.items() if value not in (None, [])}
     for name, value in (*typed.items(), *beside.items()):
         if name not in known and value not in (None, False, SIMPLEST):

@@ -34,12 +34,12 @@ from memcalc.preflight.roles import role_words
 from memcalc.results.posttraining import Rl, RlDiff, RlPlan, RlPlans, RlStep
 from memcalc.specs.job import JobRecord, render
 from memcalc.specs.options import WORDS
-from memcalc.specs.posttraining import RL_WORDS, TRAINING
+from memcalc.specs.posttraining import LAYOUT, RL_WORDS, TRAINING
 from memcalc.units import parse_count
 
 _LAST = ("micro_batch", "micro_tokens", "logprob_batch", "logprob_tokens")
 ORDER = (
-    *PLACES, "framework", "algorithm", "trainer", *TRAINING,
+    *PLACES, "framework", "algorithm", "trainer", *LAYOUT, *TRAINING,
     *(name for name in RL_WORDS if name not in _LAST), *_LAST,
 )  # fmt: skip
 """Words in the order in which their changes are applied."""

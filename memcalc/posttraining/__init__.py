@@ -202,8 +202,11 @@ def roles_of(job: RlJob, figures: Figures) -> Cast:
     name = job.inputs.reward_model
     reward = figures.trained(job, name) if name else None
     judge = frozen_weights(job, reward) if reward else 0
-    apart, width = job.reference and not (job.lora or job.toolkit.swaps), job.toolkit.reference_on_host
-    reference = frozen_weights(job, policy) if apart and not width else 0
+    apart = job.reference and not (job.lora or job.toolkit.swaps)
+    width = 0 if job.megatron else job.toolkit.reference_on_host
+    reference = 0
+    if apart and not width:
+        reference = policy.weights if job.megatron else frozen_weights(job, policy)
     away = frozen_weights(job, policy, width) if apart and width else 0
     return Cast(job, spec, policy, critic, reward, reference, away, judge)
 
@@ -285,7 +288,7 @@ def host_bytes(cast: Cast, ranks: int) -> int:
     """What a node's host memory holds [bytes]: parked states, frozen models, and weights of sleeping engines."""
     job = cast.job
     models = [model for model in (cast.policy, cast.critic) if model is not None]
-    parked = sum(model.states - model.idle(job.parks) for model in models)
+    parked = sum(model.parked(job.parks) for model in models)
     away = (cast.reference + cast.judge) * ("params" in job.parks) + cast.reference_away
     # pinned copies of both while one is in the other's place (use_reference_model of dtensor_policy_worker_v2.py)
     swapped = 2 * cast.policy.weights * (job.reference and job.toolkit.swaps)
@@ -300,7 +303,7 @@ def edits_of(job: RlJob) -> Iterator[tuple[str, dict[str, Any]]]:
     inputs, choices = job.inputs, job.toolkit.choices
     if job.recipe.online and not inputs.engine_gpus and inputs.sleep == "0":
         yield f"--sleep {choices.sleep[-1]}", {"sleep": choices.sleep[-1]}
-    if choices.fuses and inputs.logits == "plain" and job.recipe.log_probs and job.recipe.head:
+    if choices.fuses and not job.megatron and inputs.logits == "plain" and job.recipe.log_probs and job.recipe.head:
         yield "--logits fused", {"logits": "fused"}
     if job.recipe.online and not inputs.engine_gpus:
         more = (park for park in choices.park if not {*parked(park)} <= {*job.parks})
@@ -313,7 +316,7 @@ def edits_of(job: RlJob) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((f"--{name.replace('_', '-')} {size}", {name: size}) for name, size in sizes.items())
     if job.recipe.online:
         yield from ((f"--utilization {share}", {"utilization": share}) for share in (0.6, 0.5, 0.4, 0.3))
-    if job.trainer_gpus > 1 and 3 in choices.zero:
+    if job.trainer_gpus > 1 and 3 in choices.zero and not job.megatron:
         yield "--zero 3", {"zero": 3}
     yield from ((f"--offload {part}", {"offload": part}) for part in choices.offload if part != "none")
 

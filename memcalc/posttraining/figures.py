@@ -41,6 +41,10 @@ class Trained:
 
     weights: int
     optimizer: int
+    early: int
+    """What of the optimizer's states is there before its first step: fp32 master weights beside 16-bit ones."""
+    gradients: int
+    """What stays of gradients between steps: Megatron-LM's buffer of them, which is freed where weights leave."""
     buffers: int
     """What its runtime keeps beside them for as long as it lives, such as DDP's buckets."""
     update: int
@@ -64,13 +68,21 @@ class Trained:
 
     @property
     def states(self) -> int:
-        """Weights, optimizer states and what its runtime keeps [bytes]."""
-        return self.weights + self.optimizer + self.buffers
+        """Weights, optimizer states, gradients that stay, and what its runtime keeps [bytes]."""
+        return self.weights + self.optimizer + self.gradients + self.buffers
 
     def idle(self, parks: tuple[str, ...]) -> int:
         """What stays on the GPU between phases [bytes]."""
-        stays = self.weights * ("params" not in parks) + self.optimizer * ("optimizer" not in parks)
-        return stays + self.buffers
+        return self.resident(parks) - self.weights * ("params" in parks)
+
+    def resident(self, parks: tuple[str, ...]) -> int:
+        """What is on the GPU while weights are read and nothing is trained [bytes]."""
+        stays = self.gradients * ("params" not in parks) + self.optimizer * ("optimizer" not in parks)
+        return self.weights + stays + self.buffers
+
+    def parked(self, parks: tuple[str, ...]) -> int:
+        """What the host has of it between phases [bytes]."""
+        return self.weights * ("params" in parks) + self.optimizer * ("optimizer" in parks)
 
 
 def _trained(figures: Estimate, *, logits: bool) -> Trained:
@@ -89,6 +101,8 @@ def _trained(figures: Estimate, *, logits: bool) -> Trained:
     return Trained(
         weights=weights,
         optimizer=optimizer,
+        early=0,
+        gradients=0,
         buffers=states - weights - optimizer,
         update=max(sizes.values()) - states,
         head=figures.phases["loss"] - of_loss - states,
@@ -102,6 +116,53 @@ def _trained(figures: Estimate, *, logits: bool) -> Trained:
     )
 
 
+# Megatron-LM's stages differ, and each figure is the largest of them: a phase ends with the slowest stage, and an
+# engine starts beside the fullest. verl's loss is vocab_parallel_cross_entropy as in Megatron-LM's own training, on
+# logits that Float16Module has cast to fp32 (core/transformer/module.py): the estimate of that loss has the heights.
+
+OF_STANDARD = 6
+"""Bytes of a logit in Megatron-LM's own loss, 16 bits and fp32 at once (core/tensor_parallel/cross_entropy.py)."""
+_MASTERS = "fp32 master weights"
+
+
+def _trained_stages(plain: Estimate, bare: Estimate, logits: int) -> Trained:
+    """The figures of one GPU over all stages of Megatron-LM's pipeline [bytes].
+
+    ``plain`` has logits, so many entries on the last stage, [1]; ``bare`` has none.
+    """
+    calm = "forward"
+    stages = [stage.phases for stage in plain.stages]
+    weights, optimizer, gradients = (
+        max(phases[calm][part] for phases in stages) for part in ("parameters", "optimizer", "gradients")
+    )
+    buffers = max(min(parts["buffers"] for parts in phases.values()) for phases in stages)
+    states = weights + optimizer + gradients + buffers
+    last = {name: sum(parts.values()) for name, parts in stages[-1].items()}
+    heights = [sum(parts.values()) for phases in stages[:-1] for parts in phases.values()]
+    heights += [size for name, size in last.items() if name not in (calm, "loss")]
+    inference = next(occasion for occasion in bare.occasions if occasion.name == "evaluation")
+    steady = {term.name for term in bare.terms if len(term.phases) == len(bare.phases)}
+    steady |= {term.name for term in bare.terms if term.component == "gradients"}
+    passing = sum(part.bytes for part in inference.parts if part.name not in steady)
+    early = max((term.bytes for term in plain.terms if term.name == _MASTERS), default=0)
+    return Trained(
+        weights=weights,
+        optimizer=optimizer,
+        early=min(early, optimizer),
+        gradients=gradients,
+        buffers=buffers,
+        update=max(heights) - states,
+        head=max(last[calm], last["loss"]) - OF_STANDARD * logits - states,
+        forward=passing,
+        beside=plain.budget.context + plain.budget.libraries,
+        cached=max(stage.reserved - stage.allocated for stage in plain.stages),
+        limit=max(1.0, plain.interval.high / plain.peak.device),
+        host=plain.host_memory,
+        largest=plain.model.parameters,
+        stage=plain.strategy.zero,
+    )
+
+
 def trainer_options(job: RlJob) -> dict[str, Any]:
     """How the trained models are trained, in the words of ``memcalc estimate``; their batches left out."""
     toolkit = job.toolkit
@@ -110,15 +171,23 @@ def trainer_options(job: RlJob) -> dict[str, Any]:
     wide = toolkit.frozen_fp32 and job.lora and precision.endswith("mixed") and not job.training.get("quantize")
     fields = {"strategy.frozen_fp32": "true"} if wide else {}
     fields |= {"strategy.whole_accumulation": "true"} if apart else {}
+    fields |= {"strategy.etp": str(job.inputs.expert_tp)} if job.inputs.expert_tp else {}
     return {
         **({"settings": fields} if fields else {}),
         "framework": job.trainer,
         **({"precision": toolkit.precision} if toolkit.precision else {}),
-        "recompute": toolkit.recompute,
+        "recompute": "none" if job.megatron else toolkit.recompute,
         "gpus": job.trainer_gpus,
+        **({"attention": "flash"} if job.megatron else {}),
         **({"zero": toolkit.zero} if job.trainer == job.usual_trainer and job.trainer_gpus > 1 else {}),
         **job.training,
     }
+
+
+def logit_entries(job: RlJob, model: Model, *, gradients: bool) -> int:
+    """Entries of the logits of a micro-batch on one GPU of Megatron-LM's last stage, [1]."""
+    rows, tokens = job.batch(gradients=gradients)
+    return -(-rows * tokens // job.degree("cp")) * -(-model.vocab // job.degree("tp"))
 
 
 @dataclass(frozen=True)
@@ -152,10 +221,10 @@ class Figures:
         read_rows, read_tokens = job.batch(gradients=False)
         options = trainer_options(job) | {"seq_len": tokens, "micro_batch": rows}
         if "strategy.whole_accumulation" in options.get("settings", {}):
-            options["global_batch"] = f"{2 * rows * job.trainer_gpus} sequences"  # more micro-batches than one
+            options["global_batch"] = f"{2 * rows * job.ranks} sequences"  # more micro-batches than one
         if images is None:  # of a reward model or critic without a tower
             options.pop("images", None)
-        if job.recipe.log_probs:
+        if job.recipe.log_probs and not job.megatron:
             options.setdefault("loss", WITHOUT_LOGITS)
         batch = -(-read_rows * read_tokens // tokens)
         options["settings"] = {**options.get("settings", {}), "workload.eval_micro_batch": str(batch)}
@@ -164,7 +233,11 @@ class Figures:
         if not logits:  # a score has a vector in the head's place: no matrix beside the embedding
             question["model"] = load_model(model, job.dirs).model_copy(update={"tied": True})
         key = ("trained", model, logits, *sorted((name, str(value)) for name, value in options.items()))
-        return self._once(key, lambda: _trained(estimate(**question, advice=False, **options), logits=logits))
+        if job.megatron:
+            entries = logit_entries(job, self._model(job, model), gradients=True)
+            bare = options | {"loss": WITHOUT_LOGITS}
+            return self._once(key, lambda: _trained_stages(_asked(question, options), _asked(question, bare), entries))
+        return self._once(key, lambda: _trained(_asked(question, options), logits=logits))
 
     def served(self, job: RlJob, other: int, *, advice: bool) -> Served:
         """One engine beside so much else on its GPUs [bytes]; with ``advice`` also what can be set."""
@@ -192,10 +265,10 @@ class Figures:
         recipe = job.recipe
         rows, tokens = job.batch(gradients=True)
         rows = rows if tokens == job.length else tokens // job.length or 1
-        count = -(-samples * recipe.rows // (rows * job.trainer_gpus))
+        count = -(-samples * recipe.rows // (rows * job.ranks))
         options = trainer_options(job) | {
             "seq_len": job.length, "micro_batch": rows,
-            "global_batch": f"{count * rows * job.trainer_gpus} sequences",
+            "global_batch": f"{count * rows * job.ranks} sequences",
         }  # fmt: skip
         if job.inputs.logits == "fused" and recipe.log_probs:
             options.setdefault("loss", WITHOUT_LOGITS)
@@ -220,6 +293,10 @@ class Figures:
             validated=all(time.validated for time in steps),
             basis=steps[0].basis,
         )
+
+
+def _asked(question: dict[str, Any], options: dict[str, Any]) -> Estimate:
+    return estimate(**question, advice=False, **options)
 
 
 def _question(job: RlJob, model: str) -> dict[str, Any]:

@@ -114,7 +114,9 @@ VERL = Toolkit(
     "verl@0.10", trainer="fsdp1", alone="fsdp1", precision="bf16-mixed", zero=3, recompute="full",
     micro_batch=0, utilization=0.5, apart=0.9, engine_tp=2, max_seqs=256, batched=8192, sleep="2", parks=(),
     empties=True, reads=4, trains=6, entropy=4, completions=False, kl=False, bucket=2048 * MIB, merges=False,
-    choices=Choices((3,), ("none", "optimizer", "params,optimizer"), ("2",), ("fsdp1", "fsdp2"), fuses=True),
+    choices=Choices(
+        (3,), ("none", "optimizer", "params,optimizer"), ("2",), ("fsdp1", "fsdp2", "megatron"), fuses=True,
+    ),
     reference_on_host=4, unpads=True, frozen_fp32=True,
     source="verl workers/engine_workers.py, workers/engine/fsdp/transformer_impl.py, workers/config/rollout.py, "
     "bucketed_weight_transfer.py@1dda039b",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memcalc.formulas.activations import log_prob_bytes, tiled_log_prob_bytes
+from memcalc.posttraining.figures import OF_STANDARD, logit_entries
 from memcalc.results.posttraining import RlPhase
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
     without = not recipe.head and inputs.algorithm not in toolkit.widths
     if without or not recipe.log_probs:
         return 0
+    if job.megatron:
+        height = ENTROPIES if inputs.entropy else TRAINED
+        return megatron_logits(job, model, height if gradients else OF_STANDARD, gradients=gradients)
     rows, tokens = job.batch(gradients=gradients)
     if toolkit.completions and recipe.online and not inputs.micro_tokens:
         tokens = inputs.response + 1
@@ -48,6 +52,19 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
         narrow = log_prob_bytes(rows, tokens, model.vocab, toolkit.narrow)
         return int(narrow + log_prob_bytes(1, tokens, model.vocab, entropy))
     return int(log_prob_bytes(rows, tokens, model.vocab, each + toolkit.entropy * inputs.entropy))
+
+
+# verl 1dda039b workers/engine/megatron/transformer_impl.py (_lm_head_logits_processor), trainer/ppo/ray_trainer.py,
+# utils/megatron/tensor_parallel.py (_VocabParallelEntropy): fp32 logits are divided in place, and the loss makes its
+# softmax in them. Backward of the division has both gradients at once. The entropy takes a copy of the logits and a
+# softmax of its own, and is always read with old log-probs.
+TRAINED, ENTROPIES = 8, 12
+"""Bytes of a logit in an update, and in a pass or an update with the entropy, by Megatron-LM's workers."""
+
+
+def megatron_logits(job: RlJob, model: Model, each: int, *, gradients: bool = False) -> int:
+    """Logits of the last stage, at so many bytes an entry [bytes]."""
+    return each * logit_entries(job, model, gradients=gradients)
 
 
 def frozen_weights(job: RlJob, model: Trained, width: int = 2) -> int:
@@ -109,7 +126,8 @@ class Cast:
     def starting(self) -> int:
         """The same when engines start, before the first optimizer step, in which its states appear [bytes]."""
         trained = [model for model in (self.policy, self.critic) if model is not None]
-        return self.resting - sum(model.optimizer for model in trained) * ("optimizer" not in self.job.parks)
+        late = sum(model.optimizer - model.early for model in trained)
+        return self.resting - late * ("optimizer" not in self.job.parks)
 
     def awake(self, other: int) -> int:
         """What an engine holds of a GPU that it shares with so much else [bytes]."""
@@ -129,13 +147,14 @@ def phases_of(cast: Cast) -> Iterator[RlPhase]:
     """The phases in their order."""
     job, policy = cast.job, cast.policy
     reads = logits_of(job, cast.model, gradients=False)
+    again = megatron_logits(job, cast.model, ENTROPIES) if job.megatron else reads
     if cast.served is not None:
         yield _rollout(cast, "rollout")
     if cast.reward is not None:
         yield _phase(cast, "reward", {REWARD: cast.judge + cast.reward.forward})
-    resident = policy.states - (policy.optimizer if "optimizer" in job.parks else 0)
+    resident = policy.resident(job.parks)
     if cast.served is not None:
-        yield _phase(cast, "old log-probs", {POLICY: resident + policy.forward, LOGITS: reads})
+        yield _phase(cast, "old log-probs", {POLICY: resident + policy.forward, LOGITS: again})
     if job.reference:
         roles = {REFERENCE: cast.reference + policy.forward, LOGITS: reads}
         if not cast.reference and not cast.reference_away:
@@ -187,9 +206,10 @@ def _sync(cast: Cast) -> RlPhase:
     """New weights on their way: the shard, a gathered tensor or all of them, a bucket, and the engine's weights."""
     job, policy = cast.job, cast.policy
     tensor = cast.model.vocab * (cast.model.embedding_dim or cast.model.hidden)
+    tensor *= 1 + (job.degree("tp") > 1)  # shards of all ranks, and what is put together of them
     gathered = policy.largest if job.toolkit.merges and job.lora else tensor
     under_way = 2 * gathered + job.toolkit.bucket
-    roles = {**cast.idle, POLICY: policy.states - ("optimizer" in job.parks) * policy.optimizer}
+    roles = {**cast.idle, POLICY: policy.resident(job.parks)}
     roles |= {TRANSFER: under_way, BESIDE: policy.beside}
     if cast.shares and cast.served is not None:
         weights = max(stage.size("weights") for stage in cast.served.stages)

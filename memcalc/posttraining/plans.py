@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
 from memcalc.api import load_model
-from memcalc.errors import InputError, MissingError
+from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.posttraining import answered, edits_of
 from memcalc.posttraining.search import Found, Search
@@ -77,6 +77,9 @@ def plan_rl(
 def checked(search: Search) -> RlJob:
     """The job with nothing searched; a question that has no answer is refused before anything is computed."""
     ask(read_words(search.typed), searched=True)
+    if str(search.typed.get("trainer") or "").startswith("megatron"):
+        allowed = "layouts of Megatron-LM are not searched in post-training: memcalc rl takes one"
+        raise CombinationError("trainer", search.typed["trainer"], allowed)
     batch = {} if {"micro_batch", "micro_tokens"} & set(search.typed) else {"micro_batch": 1}
     return completed(search.model, search.gpu, search.gpus, search.node, {**search.typed, **batch}, search.dirs, {})
 

@@ -18,7 +18,7 @@ from memcalc.results.changes import DiffField, Value
 from memcalc.results.posttraining import RlFigures, RlLadder, RlStep
 from memcalc.serving.engines import number
 from memcalc.specs.job import render
-from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING
+from memcalc.specs.posttraining import LAYOUT, RL_OPTIONS, RL_WORDS, TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -100,7 +100,7 @@ def facts_of(job: RlJob) -> dict[str, Value]:
     facts |= {"framework": job.toolkit.name, "trainer": job.trainer, "reference": job.reference}
     facts |= {"park": ",".join(job.parks) or "none"}
     facts |= {name: text for name, text in _OPEN.items() if not facts[name]}
-    facts |= {name: trains[name] for name in TRAINING if name in trains}
+    facts |= {name: trains[name] for name in (*TRAINING, *LAYOUT) if name in trains}
     return {name: ",".join(map(str, value)) if isinstance(value, tuple) else value for name, value in facts.items()}
 
 
@@ -135,7 +135,7 @@ def step_of(
 
 ADAPTERS = "16"
 """The rank of the adapters that the last of the usual stages trains in the place of all weights."""
-KNOWN = (*PLACES, *RL_WORDS, *TRAINING)
+KNOWN = (*PLACES, *RL_WORDS, *TRAINING, *LAYOUT)
 """What a stage may change."""
 FLAGS = tuple(option.name for option in RL_OPTIONS if option.kind == "flag")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner.request import flag, one_of
 from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, toolkit_of
 from memcalc.serving.engines import value_of
-from memcalc.specs.posttraining import RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
+from memcalc.specs.posttraining import LAYOUT, RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,11 +54,12 @@ class RlJob:
         """Rows of a micro-batch on a rank, pairs as two, and the tokens of each; packed samples are one row.
 
         A rank has no more samples than its share of an optimizer step, or of all that was generated where
-        log-probabilities are read. One of them may be of the longest length.
+        log-probabilities are read. One of them may be of the longest length. Under Megatron-LM a rank is all GPUs that
+        share one micro-batch.
         """
         inputs = self.inputs
         samples = inputs.mini_batch if gradients else inputs.prompts * max(1, inputs.samples)
-        most = -(-samples // self.trainer_gpus) or MOST_RESPONSES
+        most = -(-samples // self.ranks) or MOST_RESPONSES
         longest = self.length * self.recipe.rows
         tokens = inputs.micro_tokens if gradients else inputs.logprob_tokens or inputs.micro_tokens
         if tokens:
@@ -71,7 +73,7 @@ class RlJob:
     def one_micro_batch(self) -> bool:
         """Whether an optimizer step is known to be one micro-batch on each rank."""
         inputs = self.inputs
-        share = -(-inputs.mini_batch // self.trainer_gpus)
+        share = -(-inputs.mini_batch // self.ranks)
         if inputs.micro_tokens:
             return 0 < share * (inputs.mean_length or self.length * self.recipe.rows) <= inputs.micro_tokens
         return 0 < share <= inputs.micro_batch
@@ -96,6 +98,20 @@ class RlJob:
         return self.gpus - self.inputs.engine_gpus
 
     @property
+    def megatron(self) -> bool:
+        """Whether Megatron-LM trains."""
+        return self.trainer.partition("@")[0] == "megatron"
+
+    def degree(self, *names: str) -> int:
+        """GPUs over which a layout spreads in these ways, [1]."""
+        return prod(int(self.training.get(name) or 1) for name in names)
+
+    @property
+    def ranks(self) -> int:
+        """Micro-batches that are trained on at once, [1]."""
+        return max(1, self.trainer_gpus // self.degree("tp", "pp", "cp"))
+
+    @property
     def shard_gpus(self) -> int:
         """GPUs that share one set of states: fewer than all where there are replicas of the shards."""
         return max(1, self.trainer_gpus // int(self.training.get("dp_replicate") or 1))
@@ -117,7 +133,7 @@ class RlJob:
 
     def changed(self, **changes: Any) -> RlJob:
         """The same job with other inputs; ``recompute`` and ``zero`` are words of training."""
-        trains = {name: changes.pop(name) for name in TRAINING if name in changes}
+        trains = {name: changes.pop(name) for name in (*TRAINING, *LAYOUT) if name in changes}
         parks = parked(changes.get("park", ",".join(self.parks)))
         inputs = self.inputs.model_copy(update=changes)
         return replace(self, inputs=inputs, parks=parks, training={**self.training, **trains})
@@ -125,7 +141,7 @@ class RlJob:
 
 def read_words(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Each word by itself; a name that no option has is refused."""
-    known = (*RL_WORDS, *TRAINING)
+    known = (*RL_WORDS, *TRAINING, *LAYOUT)
     unknown = next((name for name in raw if name not in known), None)
     if unknown is not None:
         raise UnknownNameError("word", unknown, f"must be one of {', '.join(known)}", known)
@@ -178,10 +194,42 @@ def completed(
     if inputs.prompts * max(1, inputs.samples) > MOST_RESPONSES:
         allowed = f"prompts and samples must come to at most {MOST_RESPONSES:,} responses in a step"
         raise CombinationError("prompts", inputs.prompts, allowed)
-    training = {name: raw[name] for name in TRAINING if raw.get(name) is not None}
+    training = {name: raw[name] for name in (*TRAINING, *LAYOUT) if raw.get(name) is not None}
     shares = recipe.online and not inputs.engine_gpus
     parks = parked(inputs.park) if inputs.park else toolkit.parks if shares else ()
-    return RlJob(model, gpu, gpus, node, inputs, training, toolkit, recipe, reference, parks, dirs)
+    job = RlJob(model, gpu, gpus, node, inputs, training, toolkit, recipe, reference, parks, dirs)
+    _check_layout(job)
+    return job
+
+
+def _check_layout(job: RlJob) -> None:
+    """Refuse a layout that the trainer has not, or that does not come out even, and what is not modelled of one."""
+    inputs, training = job.inputs, job.training
+    degrees = {**{name: training.get(name) for name in LAYOUT}, "expert_tp": inputs.expert_tp or None}
+    stated = next((name for name, value in degrees.items() if value is not None), None)
+    if not job.megatron:
+        if stated is not None:
+            allowed = f"{job.trainer} has no such layout: {', '.join(degrees)} are for --trainer megatron"
+            raise CombinationError(flag(stated), degrees[stated], allowed)
+        return
+    for name in LAYOUT:
+        if training.get(name) is not None and not (str(training[name]).isdecimal() and int(training[name])):
+            raise InputError(name, training[name], "must be a whole number of at least 1")
+    if job.trainer_gpus % job.degree("tp", "pp", "cp"):
+        raise CombinationError(
+            "gpus", job.trainer_gpus, f"must be a multiple of tp x pp x cp, {job.degree('tp', 'pp', 'cp')}"
+        )
+    for name, value, what in (
+        ("algorithm", inputs.algorithm * (job.recipe.critic or not job.recipe.online), "a critic or pairs"),
+        ("reward-model", inputs.reward_model, "a reward model"),
+        ("lora", training.get("lora"), "adapters"),
+        ("logits", "fused" * (inputs.logits == "fused"), "a kernel of log-probabilities without logits"),
+        ("padded", inputs.padded, "padded samples"),
+        ("whole-gradients", inputs.whole_gradients, "FSDP's gradients"),
+        ("dp-replicate", training.get("dp_replicate"), "replicas of FSDP's shards"),
+    ):
+        if value and str(value) not in ("1", "none"):
+            raise CombinationError(name, value, f"memcalc rl has no figures for {what} by megatron")
 
 
 def ask(given: Mapping[str, Any], *, searched: bool = False) -> None:

@@ -13,7 +13,7 @@ from memcalc.preflight.job import PRESETS, MergedJob
 from memcalc.preflight.names import model_named
 from memcalc.results.posttraining import Rl
 from memcalc.specs.options import SETTINGS
-from memcalc.specs.posttraining import TRAINING
+from memcalc.specs.posttraining import LAYOUT, TRAINING
 from memcalc.units import parse_tokens
 
 _RESPONSE = 512
@@ -24,6 +24,11 @@ _KL = {"rloo": 0.05}
 """Its beta, where that is not 0."""
 _COUNTED = {"framework", "gpus", "seq_len", "micro_batch", "global_batch", "loss", *TRAINING}
 """Options of a merged job that post-training takes, or has in a form of its own."""
+
+
+def _taken(job: MergedJob) -> tuple[str, ...]:
+    """Options of training that the job's trainer takes."""
+    return (*TRAINING, *LAYOUT) if job.facts.get("rl.trainer") == "megatron" else TRAINING
 
 
 def stand_in(job: MergedJob) -> None:
@@ -64,7 +69,7 @@ def check_counted(job: MergedJob, given: Mapping[str, Any]) -> None:
     """Refuse what is given beside the files and post-training does not count."""
     named = {SETTINGS.get(name, name): value for name, value in given.get("settings", {}).items()}
     for name, value in {**given, **named}.items():
-        if value is None or name in ("settings", *PRESETS, *_COUNTED) or name in JOB_KEYS:
+        if value is None or name in ("settings", *PRESETS, *_COUNTED, *_taken(job)) or name in JOB_KEYS:
             continue
         raise CombinationError(name.replace("_", "-"), value, f"{job.algorithm} takes the options of memcalc rl alone")
 
@@ -95,7 +100,7 @@ def role_words(job: MergedJob, dirs: tuple[str, ...]) -> dict[str, Any]:
     """The keywords of :func:`memcalc.rl` for a merged job."""
     facts, options = job.facts, job.options
     keywords = {name[3:]: facts[name] for name in ROLE_KEYS if facts.get(name) is not None}
-    keywords |= {name: _typed(options[name]) for name in TRAINING if options.get(name) not in (None, ())}
+    keywords |= {name: _typed(options[name]) for name in _taken(job) if options.get(name) not in (None, ())}
     keywords |= {name: facts[name] for name in ("model", "gpu", "node") if facts.get(name) is not None}
     separate = facts.get("rl.apart") and RECIPES[job.algorithm].online
     apart = int(parse_tokens(keywords["engine_gpus"], "engine-gpus")) if separate else 0
@@ -174,7 +179,8 @@ def _deferred(keywords: Mapping[str, Any], result: Rl, dirs: tuple[str, ...]) ->
     verl 483b8a00 (v0.9.0, August 2026) workers/engine/fsdp/transformer_impl.py, _gradient_sync_context, asks no key (PR
     7095); releases with the key (PR 7458, and its backport to 0.9) have it off.
     """
-    if "whole_gradients" in keywords or keywords.get("lora") or result.verdict == "does-not-fit":
+    fixed = "whole_gradients" in keywords or keywords.get("trainer") == "megatron" or keywords.get("lora")
+    if fixed or result.verdict == "does-not-fit":
         return
     other = rl(**keywords, whole_gradients=True, preset_dirs=dirs, advice=False)
     if other.verdict != result.verdict:
@@ -192,7 +198,7 @@ def _left_out(job: MergedJob, configs: tuple[Config, ...]) -> Iterator[str]:
     names = [
         name
         for name, value in job.options.items()
-        if name not in _COUNTED and name in job.origins and str(value) not in ("none", "False")
+        if name not in (*_COUNTED, *_taken(job)) and name in job.origins and str(value) not in ("none", "False")
     ]
     names += [name for name in job.settings if name in job.origins and not job.origins[name][1].default]
     if names:

@@ -87,6 +87,10 @@ class RlInputs(Frozen):
         str, Option("What shards and trains, a framework of memcalc estimate; --framework's usual one when left out.",
             panel=ROLES, metavar="NAME")
     ] = ""
+    expert_tp: Annotated[
+        int, Option("Tensor-parallel ranks of an expert, under --trainer megatron; as --tp when left out.", "ranks",
+            ROLES, "N")
+    ] = 0
     prompt: Annotated[int, Option("Longest prompt.", "tokens", ROLES, "N"), Field(gt=0)]
     response: Annotated[int, Option("Longest response.", "tokens", ROLES, "N"), Field(gt=0)]
     micro_batch: Annotated[
@@ -199,3 +203,5 @@ TRAINING = (
     "autocast", "adapter_dtype", "attention", "kernels", "images",
 )  # fmt: skip
 """Options of a training job that the trained models take as they are."""
+LAYOUT = ("tp", "pp", "vpp", "cp", "ep")
+"""Options of a training job that say how Megatron-LM lays the trained models out; no other trainer takes them."""

@@ -43,15 +43,16 @@ OTHERS = [
     ("run.sh", "tune run --nproc_per_node 8 knowledge_distillation_distributed --config kd.yaml", "DISTILLATION"),
     ("run.sh", "deepspeed --module openrlhf.cli.train_kd --model.beta 1", "starts OpenRLHF's train_kd"),
     ("run.sh", "python3 -m verl.trainer.sft_trainer data.train_batch_size=1024", "starts verl"),
+    ("run.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=veomni", "trains by verl's veomni"),
     (
         "run.sh",
-        "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron",
-        "trains by verl's megatron",
+        "python3 -m verl.trainer.main_ppo --config-name=ppo_torchtitan_trainer actor_rollout_ref.rollout.n=4",
+        "trains by verl's ppo_torchtitan_trainer",
     ),
     (
         "run.sh",
         "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer actor_rollout_ref.rollout.n=4",
-        "trains by verl's ppo_megatron_trainer",
+        "no figures for a critic by verl's Megatron workers",
     ),
     ("run.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=trtllm", "generates by trtllm"),
 ]

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memcalc.posttraining.figures import OF_STANDARD
 from memcalc.posttraining.frameworks import TRL
+from memcalc.posttraining.phases import ENTROPIES, TRAINED
 
 ROWS, TOKENS, VOCAB = 4, 64, 4096
 
@@ -51,4 +53,75 @@ def test_what_a_logit_takes(gradients: bool, width: float) -> None:
         values = log_probs(hidden, head, index)
         if gradients:
             values.sum().backward()
+    assert live.peak / (ROWS * TOKENS * VOCAB) == pytest.approx(width, rel=0.05)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Megatron-LM's ``_VocabParallelCrossEntropy`` on one rank: softmax and gradient in place of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each token."""
+        logits = logits.float()
+        logits -= logits.max(dim=-1, keepdim=True)[0]
+        chosen = torch.gather(logits, -1, index.unsqueeze(-1)).squeeze(-1)
+        torch.exp(logits, out=logits)
+        total = logits.sum(dim=-1)
+        loss = total.log() - chosen
+        logits.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(logits, index)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Return the gradient of the logits."""
+        softmax, index = ctx.saved_tensors
+        softmax.scatter_add_(-1, index.unsqueeze(-1), -torch.ones_like(index, dtype=softmax.dtype).unsqueeze(-1))
+        return softmax.mul_(gradients[0].unsqueeze(-1)), None
+
+
+class Entropy(torch.autograd.Function):
+    """verl's ``_VocabParallelEntropy`` on one rank; its compiled sum of products has no tensor of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Return the entropy of each token."""
+        softmax = logits - logits.max(dim=-1, keepdim=True)[0]
+        softmax.exp_().div_(softmax.sum(dim=-1, keepdim=True))
+        mean = torch.einsum("rtv,rtv->rt", softmax, logits).unsqueeze(-1)
+        ctx.save_for_backward(logits, softmax, mean)
+        return mean.squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the logits, in the place of the softmax."""
+        logits, softmax, mean = ctx.saved_tensors
+        softmax.mul_(logits.sub_(mean)).mul_(gradients[0].unsqueeze(-1))
+        logits.add_(mean)
+        return softmax.mul_(-1)
+
+
+def megatron_loss(hidden: torch.Tensor, head: torch.Tensor, index: torch.Tensor, entropy: bool) -> torch.Tensor:
+    """What verl 0.10's Megatron engine reads of a packed micro-batch; 16-bit logits are gone once they are cast."""
+    logits = (hidden @ head).float()
+    logits.div_(torch.full(index.shape, 0.9).unsqueeze(-1))
+    copy = logits.clone() if entropy else logits
+    spread = Entropy.apply(logits) if entropy else 0
+    del logits
+    return (CrossEntropy.apply(copy, index) + 0.01 * spread).sum()
+
+
+@pytest.mark.parametrize(
+    ("gradients", "entropy", "width"),
+    [(True, False, TRAINED), (True, True, ENTROPIES), (False, False, OF_STANDARD), (False, True, ENTROPIES)],
+)
+def test_what_a_logit_takes_by_megatron_workers_of_verl(gradients: bool, entropy: bool, width: int) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(1, ROWS * TOKENS, 8, dtype=torch.bfloat16, requires_grad=gradients)
+    head = torch.randn(8, VOCAB, dtype=torch.bfloat16, requires_grad=gradients)
+    index = torch.randint(0, VOCAB, (1, ROWS * TOKENS))
+    with Live() as live, torch.set_grad_enabled(gradients):
+        loss = megatron_loss(hidden, head, index, entropy)
+        if gradients:
+            loss.backward()
     assert live.peak / (ROWS * TOKENS * VOCAB) == pytest.approx(width, rel=0.05)

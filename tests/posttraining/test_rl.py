@@ -232,6 +232,73 @@ def test_a_reference_of_verl_stays_on_the_host_in_fp32() -> None:
     assert beside.host - alone.host == pytest.approx(4 * alone.model.parameters, rel=1e-6)
 
 
+MEGATRON: dict[str, Any] = {**GRPO, "trainer": "megatron", "gpus": 4, "tp": 4, "reference": True}
+SHARE = 7_615_616_512 / 4
+"""Parameters of Qwen2.5 7B on a rank of four that share each tensor, [1]."""
+
+
+def test_what_megatron_workers_keep_between_phases() -> None:
+    """16-bit weights, gradients in fp32, and three fp32 copies; all but the gradients go to the host where parked."""
+    stays = phase(rl(MEGATRON), "rollout").roles
+    assert stays["policy"] == pytest.approx(18 * SHARE, rel=0.03)
+    assert stays["reference"] == pytest.approx(2 * SHARE, rel=0.01)
+    parked = rl(MEGATRON, park="params,optimizer")
+    away = phase(parked, "rollout").roles
+    assert (away["policy"] < 0.06 * stays["policy"], "reference" in away) == (True, False)
+    assert parked.host == pytest.approx(4 * (14 + 2) * SHARE, rel=0.01)
+    optimizer = rl(MEGATRON, park="optimizer")
+    assert phase(optimizer, "rollout").roles["policy"] == pytest.approx(6 * SHARE, rel=0.07)
+    assert optimizer.host == pytest.approx(4 * 12 * SHARE, rel=0.01)
+
+
+def test_states_of_the_optimizer_are_shared_by_data_parallel_ranks_of_megatron() -> None:
+    alone, shared = (phase(rl(MEGATRON, gpus=gpus), "rollout").roles["policy"] for gpus in (4, 16))
+    assert alone - shared == pytest.approx(12 * SHARE * 3 / 4, rel=0.01)
+
+
+def test_gradients_of_megatron_are_not_there_while_parked_weights_are_read() -> None:
+    kept, parked = (phase(rl(MEGATRON, park=park), "old log-probs").roles["policy"] for park in ("optimizer",
+                    "params,optimizer"))  # fmt: skip
+    assert kept - parked == pytest.approx(4 * SHARE, rel=0.01)
+
+
+def test_logits_of_megatron_are_a_share_of_the_vocabulary_on_the_last_stage() -> None:
+    """Of the tokens too where ranks share a sequence: 12 bytes with the entropy, 6 of the reference, 8 in an update."""
+    entries = 16384 * 152064 / 4
+    answer = rl(MEGATRON, recompute="full")
+    found = [phase(answer, name).roles["logits"] for name in ("old log-probs", "reference log-probs", "update")]
+    assert found == [pytest.approx(width * entries, rel=0.001) for width in (12, 6, 8)]
+    spread = rl(MEGATRON, recompute="full", tp=2, cp=2, pp=2, gpus=8)
+    assert phase(spread, "old log-probs").roles["logits"] == pytest.approx(12 * 16384 / 2 * 152064 / 2, rel=0.001)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 4}, {"tp": 2, "pp": 4}, {"tp": 2, "pp": 4, "vpp": 7}])
+def test_an_update_by_megatron_is_its_own_estimate_with_wider_logits(layout: dict[str, int]) -> None:
+    """The stage that holds most: as estimated, or the last one with 2 bytes more of each logit than in training."""
+    job: dict[str, Any] = {"model": "qwen2.5-7b", "gpu": "h100", "gpus": 8, "precision": "bf16-mixed"}
+    plain = memcalc.estimate(**job, framework="megatron", attention="flash", seq_len=16384, micro_batch=1,
+                             recompute="none", **layout)  # fmt: skip
+    heights = [stage.allocated for stage in plain.stages]
+    last = max(sum(plain.stages[-1].phases[name].values()) for name in ("forward", "loss"))
+    heights.append(last + 2 * 16384 * 152064 // layout["tp"])
+    roles = phase(rl({**GRPO, "trainer": "megatron", **layout}, sleep="2"), "update").roles
+    assert roles["policy"] + roles.get("logits", 0) == pytest.approx(max(heights), rel=0.001)
+
+
+def test_the_script_that_ran_and_ran_out_at_its_update_is_tight() -> None:
+    """Qwen2.5 32B on 8 H20, declared to be the least that it needs (verl examples/tuning, 3f388066); verl#3124."""
+    answer = rl(
+        {**MEGATRON, "model": "qwen2.5-32b", "gpu": "h20", "prompt": 2048, "response": 6144, "micro_tokens": None},
+        gpus=8, tp=8, micro_batch=1, utilization=0.6, engine_tp=8, park="params,optimizer", prompts=512, samples=5,
+    )  # fmt: skip
+    assert (answer.verdict, answer.binding) == ("tight", "update")
+
+
+def test_layouts_of_megatron_are_not_searched() -> None:
+    with pytest.raises(InputError, match="are not searched in post-training"):
+        memcalc.plan_rl(**{**MEGATRON, "prompts": 128, "samples": 8})
+
+
 def test_weights_under_adapters_of_verl_stay_in_fp32() -> None:
     """``from_pretrained(torch_dtype=model_dtype)``, fp32 unless told (config/engine/fsdp.yaml)."""
     wide, narrow = (phase(rl(GRPO, lora=16, precision=p), "rollout").roles["policy"] for p in (None, "bf16"))
@@ -291,7 +358,13 @@ def test_the_change_that_is_named_makes_it_fit() -> None:
         ({"micro_batch": 2}, "--micro-batch is given too"),
         ({"park": "gradients"}, "park 'gradients': must be one of optimizer, params"),
         ({"sleep": "3"}, "sleep '3':"),
-        ({"trainer": "megatron"}, "verl@0.10 is counted as trained by fsdp1, fsdp2"),
+        ({"trainer": "torchtitan"}, "verl@0.10 is counted as trained by fsdp1, fsdp2, megatron"),
+        ({"tp": 2}, "tp 2: fsdp1 has no such layout"),
+        ({"trainer": "megatron", "tp": 3}, "gpus 8: must be a multiple of tp x pp x cp, 3"),
+        ({"trainer": "megatron", "pp": "x"}, "pp 'x': must be a whole number"),
+        ({"trainer": "megatron", "lora": 16}, "no figures for adapters by megatron"),
+        ({"trainer": "megatron", "logits": "fused"}, "no figures for a kernel of log-probabilities"),
+        ({"trainer": "megatron", "algorithm": "ppo"}, "no figures for a critic"),
         ({"trainer": "fsdp"}, "did you mean 'fsdp"),
         ({"algorithm": "sft", "trainer": "torchtitan"}, "counted as trained by"),
         ({"model": "vit-l-16", "engine": None}, "vit-l-16"),

@@ -280,7 +280,7 @@ def test_what_the_critic_of_verl_has_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_config_of_verl_lies_over_the_one_that_it_builds_on(tmp_path: Path) -> None:
-    """Hydra's `defaults` and `--config-name`; one over Megatron's trainer is declined, and a model has no default."""
+    """Hydra's `defaults` and `--config-name`; one over another's trainer is declined, and a model has no default."""
     base = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-1.5B}\n"
     (tmp_path / "base.yaml").write_text(base + "  actor: {ppo_micro_batch_size_per_gpu: 4}\n", encoding="utf-8")
     over = "defaults:\n- base\ndata: {max_prompt_length: 2048}\nactor_rollout_ref: {rollout: {n: 5}}\n"
@@ -289,10 +289,91 @@ def test_a_config_of_verl_lies_over_the_one_that_it_builds_on(tmp_path: Path) ->
     command = "python3 -m verl.trainer.main_ppo --config-path=. --config-name=grpo_run actor_rollout_ref.rollout.n=3"
     found = words(tmp_path, "run.sh", command)
     assert (found["micro_batch"], found["prompt"], found["samples"]) == (4, 2048, 3)
-    with pytest.raises(ObjectiveError, match="ppo_megatron_trainer"):
-        words(tmp_path, "other.yaml", over.replace("base", "ppo_megatron_trainer"))
+    with pytest.raises(ObjectiveError, match="ppo_veomni_trainer"):
+        words(tmp_path, "other.yaml", over.replace("base", "ppo_veomni_trainer"))
     nameless = "actor_rollout_ref: {actor: {ppo_micro_batch_size_per_gpu: 4}}\n"
     assert "--model (line of verl.yaml" in asked(tmp_path, "verl.yaml", nameless)
+
+
+_ENGINE = "actor_rollout_ref.actor.megatron"
+MEGATRON = VERL.replace("main_ppo ", "main_ppo --config-name=ppo_megatron_trainer ").replace(
+    "fsdp_config", "megatron"
+).replace("strategy=fsdp2", "strategy=megatron")  # fmt: skip
+
+
+def megatron(folder: Path, *more: str, script: str = MEGATRON) -> dict[str, Any]:
+    return words(folder, "run.sh", script.rstrip() + " \\\n    " + " ".join(more) + "\n")
+
+
+def test_a_layout_of_megatron_workers_of_verl(tmp_path: Path) -> None:
+    """By strategy, config or model_engine; ranks of a ring have their budgets together, and share a sequence's row."""
+    layout = [f"{_ENGINE}.{name}_parallel_size={size}" for name, size in (
+        ("tensor_model", 2), ("pipeline_model", 2), ("context", 2), ("expert_model", 1), ("expert_tensor", 1),
+    )]  # fmt: skip
+    more = [
+        *layout,
+        f"{_ENGINE}.virtual_pipeline_model_parallel_size=2",
+        "actor_rollout_ref.ref.megatron.param_offload=True",
+    ]
+    recompute = {"granularity": "full", "method": "uniform", "num_layers": 1}
+    more += [f"+{_ENGINE}.override_transformer_config.recompute_{name}={value}" for name, value in recompute.items()]
+    found = megatron(tmp_path, *more)
+    expected = {
+        "trainer": "megatron", "tp": 2, "pp": 2, "cp": 2, "vpp": 2, "ep": 1, "expert_tp": 1, "recompute": "full",
+        "attention": "flash", "park": "params,optimizer", "micro_tokens": 49152, "reference": True,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    rows = MEGATRON.replace("use_dynamic_bsz=True", "use_dynamic_bsz=False")
+    more += ["actor_rollout_ref.actor.ppo_micro_batch_size=3", "actor_rollout_ref.rollout.log_prob_micro_batch_size=4"]
+    found = megatron(tmp_path, *more, script=rows)  # of the one rank of 8 GPUs that remains
+    assert (found["micro_batch"], found["logprob_batch"]) == (3, 4)
+
+
+@pytest.mark.parametrize("chosen", ["model_engine=megatron", "--config-name=ppo_megatron_trainer.yaml",
+                                    "actor@actor_rollout_ref.actor=megatron_actor"])  # fmt: skip
+def test_what_chooses_megatron_workers_of_verl(tmp_path: Path, chosen: str) -> None:
+    """Blocks are checkpointed as Megatron-LM is told alone, and nothing leaves the GPU by default."""
+    plain = VERL.replace("actor_rollout_ref.actor.strategy=fsdp2", "").replace("main_ppo ", f"main_ppo {chosen} ")
+    found = words(tmp_path, "run.sh", plain)
+    assert (found["trainer"], found["recompute"], found["park"]) == ("megatron", "none", "none")
+
+
+def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:
+    override = "actor_rollout_ref.actor.optim.override_optimizer_config"
+    more = [f"+{override}.{name}" for name in (
+        "optimizer_cpu_offload=True", "use_precision_aware_optimizer=True", "overlap_cpu_optimizer_d2h_h2d=True",
+    )]  # fmt: skip
+    assert megatron(tmp_path, *more, f"+{override}.optimizer_offload_fraction=1")["offload"] == "optimizer"
+    with pytest.raises(ObjectiveError, match=r"fraction 0.5: memcalc has no figures for a part of the optimizer"):
+        megatron(tmp_path, *more, f"+{override}.optimizer_offload_fraction=0.5")
+    assert megatron(tmp_path, f"{_ENGINE}.use_distributed_optimizer=False")["zero"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("actor_rollout_ref.model.use_fused_kernels=True", "log-probabilities without logits"),
+        ("actor_rollout_ref.model.lora.rank=32", "adapters"),
+        ("actor_rollout_ref.model.use_remove_padding=False", "padded samples"),
+        ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4", "a reference with another layout"),
+        ("actor_rollout_ref.ref.megatron.param_offload=False", "a reference that stays on the GPU"),
+        (f"+{_ENGINE}.override_transformer_config.num_layers_in_last_pipeline_stage=5", "uneven stages"),
+        (f"+{_ENGINE}.override_transformer_config.fp8=e4m3", "8-bit products"),
+        (f"+{_ENGINE}.override_transformer_config.moe_token_dispatcher_type=allgather", "tokens of all ranks"),
+        (f"{_ENGINE}.use_megatron_fsdp=True", "Megatron-FSDP"),
+        (f"{_ENGINE}.dtype=float16", "other weights than bf16"),
+        ("actor_rollout_ref.actor.optim.optimizer=muon", "another optimizer than Adam"),
+        ("actor_rollout_ref.actor.optim.use_precision_aware_optimizer=True", "optimizer states below fp32"),
+    ],
+)
+def test_what_has_no_figures_by_megatron_workers_of_verl(tmp_path: Path, more: str, says: str) -> None:
+    with pytest.raises(ObjectiveError) as raised:
+        megatron(tmp_path, more)
+    key, _, value = more.lstrip("+").partition("=")
+    sentence = str(raised.value).lower()
+    assert f"{key} {value}".lower() in sentence
+    assert f"no figures for {says}".lower() in sentence
+    assert sentence.endswith("by verl's megatron workers.")
 
 
 def test_adapters_and_a_kernel_without_logits_of_verl(tmp_path: Path) -> None:

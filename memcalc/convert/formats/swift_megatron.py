@@ -2,11 +2,14 @@
 
 Sources: swift/megatron/arguments/megatron_args.py and megatron_base_args.py. They are named as Megatron-LM's flags are,
 each with a value, over a model of the Hub; what Megatron-LM turns off by a flag is on here by default.
+
+verl's workers that train by Megatron-LM have the same settings under keys of their own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
@@ -247,3 +250,121 @@ FORMAT = Format(
     over_adapters={"settings": {"strategy.lora_classes": "swift"}},
 )  # fmt: skip
 """Arguments of `megatron sft`, as flags or YAML."""
+
+
+# ---------------------------------------------------------------- verl's Megatron workers
+
+_VERL = "actor_rollout_ref"
+_WORKERS = {role: f"{_VERL}.{role}.megatron" for role in ("actor", "ref")}
+_OPTIMIZER = f"{_VERL}.actor.optim.override_optimizer_config"
+_LAYOUT = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size", "ep": "expert_model_parallel_size",
+    "rl.expert_tp": "expert_tensor_parallel_size",
+}  # fmt: skip
+_STATED = {"num_virtual_stages_per_pipeline_rank": _LAYOUT["vpp"]}
+_ATTENTION = {"flash": "flash", "auto": "flash", "fused": "cudnn", "unfused": "eager"}
+_VERL_KEYS = key_table("verl").tables
+
+
+class VerlWorkers(Flags):
+    """Megatron-LM's settings by the keys of verl's actor, which the reference and all GPUs share.
+
+    verl 1dda039b: workers/engine/megatron/transformer_impl.py, engine_workers.py, utils/megatron_utils.py,
+    utils/megatron/optimizer.py, trainer/config/engine/megatron.yaml. The first engine of a process lays its ranks out
+    for all; blocks are checkpointed as Megatron-LM is told, whatever the model's own flag says.
+    """
+
+    def key(self, name: str) -> str:
+        """Where the setting stands."""
+        name = _STATED.get(name, name)
+        inner = "" if name in _LAYOUT.values() else "override_transformer_config."
+        return f"{_WORKERS['actor']}.{inner}{name}"
+
+    def degree(self, *parts: str) -> int:
+        """Ranks over which the layout spreads in these ways, [1]."""
+        return prod(self.count(_LAYOUT[part]) for part in parts)
+
+    def set_trained(self) -> None:
+        """Set how the actor is laid out, kept and trained."""
+        self._refuse()
+        self.reader.set("rl.trainer", "megatron", f"{_VERL}.actor.strategy")
+        for word, name in _LAYOUT.items():
+            self.reader.set_integer(word, self.key(name))
+        if not self.reader.flag(key := f"{_WORKERS['actor']}.use_distributed_optimizer", True):
+            self.reader.set("zero", 0, key)
+        megatron.set_recompute(self)
+        self.set("attention", self.one_of("attention_backend", _ATTENTION, "flash"), "attention_backend")
+        self._set_optimizer()
+        key = f"{_WORKERS['actor']}.param_offload"
+        parks = [part for part in ("param", "optimizer") if self.reader.flag(f"{_WORKERS['actor']}.{part}_offload")]
+        self.reader.set("rl.park", ",".join(parks).replace("param", "params") or "none", key)
+        self.reader.not_modelled(_VERL_KEYS["megatron_not_modelled"])
+        self._judge_overrides()
+
+    def _judge_overrides(self) -> None:
+        """What else Megatron-LM is told, of which its own flags say what it changes."""
+        reader = self.reader
+        if (kind := self.text("moe_token_dispatcher_type")) == "allgather":
+            raise self._refusal(self.key("moe_token_dispatcher_type"), kind, "tokens of all ranks that are gathered")
+        reader.harmless(*(self.key(name) for name in KEYS.names("harmless", "yaml")))
+        reader.not_counted({self.key(name): row for name, row in KEYS.not_counted.items()})
+        says = {self.key(name): row for name, row in KEYS.not_modelled.items()}
+        reader.not_modelled(says, unless=(False, None, 0, "", "none", "fp32"))
+
+    def _refusal(self, key: str, value: Any, says: str) -> ObjectiveError:
+        name = self.reader.document.path.name
+        return ObjectiveError(
+            f"{name} sets {key} {value}: memcalc has no figures for {says} by verl's Megatron workers."
+        )
+
+    def _refuse(self) -> None:
+        """Refuse what has no figures, and a reference that is laid out or kept otherwise."""
+        reader = self.reader
+        off: tuple[Any, ...] = (None, False, 0, "", "none", "false", "0", [], {})
+        for key, says in _VERL_KEYS["megatron_refused"].items():
+            if (value := reader.raw(key)) not in off and str(value).lower() not in off:
+                raise self._refusal(key, value, says)
+        for key in (f"{_VERL}.model.use_remove_padding", f"{_WORKERS['actor']}.use_remove_padding"):
+            if reader.flag(key, True) is False:
+                raise self._refusal(key, "false", "padded samples")
+        if reader.flag(key := f"{_WORKERS['actor']}.sequence_parallel", True) is False and self.degree("tp") > 1:
+            raise self._refusal(key, "false", "tensor parallelism without sequence parallelism")
+        if (dtype := reader.text(key := f"{_WORKERS['actor']}.dtype", "bfloat16")) not in ("bfloat16", "bf16"):
+            raise self._refusal(key, dtype, "other weights than bf16")
+        if (estimator := reader.text(key := "algorithm.adv_estimator", "gae")) == "gae":
+            raise self._refusal(key, estimator, "a critic")
+        if any(reader.flag(key) for key in (f"{_VERL}.actor.use_kl_loss", "algorithm.use_kl_in_reward")):
+            self._refuse_reference()
+        for name in _LAYOUT.values():
+            reader.raw(f"{_WORKERS['ref']}.{name}")
+        reader.raw(f"{_WORKERS['ref']}.param_offload")
+
+    def _refuse_reference(self) -> None:
+        reader, actor, ref = self.reader, _WORKERS["actor"], _WORKERS["ref"]
+        for word, name in _LAYOUT.items():
+            size = self.integer(name, 0 if word == "rl.expert_tp" else 1)
+            if (value := reader.integer(key := f"{ref}.{name}", size)) != size:
+                raise self._refusal(key, value, f"a reference with another layout than the actor's {size}")
+        away = reader.flag(f"{actor}.param_offload")
+        other = reader.flag(key := f"{ref}.param_offload", away)
+        if away and not other:
+            raise self._refusal(key, "false", "a reference that stays on the GPU while the actor leaves it")
+        if other != away:
+            says = "the reference leaves the GPU between its phases; counted as on it, as the actor is"
+            reader.note("warning", "MC002", key, f"{key} true changes memory but is not counted: {says}")
+
+    def _set_optimizer(self) -> None:
+        """Set an optimizer on the host; parts of one, or states below fp32 on the GPU, have no figures."""
+        reader, optim = self.reader, f"{_VERL}.actor.optim"
+        if (name := reader.text(key := f"{optim}.optimizer", "adam").lower()) not in ("adam", "adamw"):
+            raise self._refusal(key, name, "another optimizer than Adam")
+        away = reader.flag(key := f"{_OPTIMIZER}.optimizer_cpu_offload")
+        share = reader.number(part := f"{_OPTIMIZER}.optimizer_offload_fraction", 0.0)
+        aware = reader.flag(narrow := f"{_OPTIMIZER}.use_precision_aware_optimizer")
+        if away and share != 1:
+            raise self._refusal(part, share, "a part of the optimizer on the host")
+        if aware and not away:
+            raise self._refusal(narrow, "true", "the precision-aware optimizer on the GPU")
+        if away:
+            reader.set("offload", ("optimizer",), key)

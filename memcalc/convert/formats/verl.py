@@ -1,7 +1,8 @@
 """verl's configuration: overrides of Hydra behind `python3 -m verl.trainer.main_ppo`, or a YAML of the same keys.
 
 verl 0.10 (1dda039b): trainer/config/ppo_trainer.yaml and the files that it is put together from, in actor, rollout,
-model, engine, critic, ref and data; workers/config. What only another trainer than FSDP has is refused by name.
+model, engine, critic, ref and data; workers/config. What only another trainer than FSDP and Megatron-LM has is refused
+by name.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader, split_key
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.swift_megatron import VerlWorkers
 from memcalc.convert.objectives import refuse_method
 from memcalc.errors import ObjectiveError, cut
 
@@ -28,6 +31,8 @@ _ESTIMATORS = {
 """By its estimator of advantages an algorithm with the same roles: what sets them apart is arithmetic on the host."""
 _OTHERS = re.compile("megatron|veomni|torchtitan|automodel")
 """Names of trainers beside FSDP's."""
+_MEGATRON = re.compile(r"(ppo_)?megatron(_actor|_ref|_critic|_trainer)?(\.yaml)?")
+"""Names of the configs by which Megatron-LM trains."""
 _TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 _BATCHED = 8192
 """Tokens of an engine's step by default."""
@@ -51,12 +56,16 @@ def read(document: Document) -> Config:
     _lengths(reader)
     _batches(reader)
     _trained(reader)
+    if _megatron(reader):
+        VerlWorkers(reader).set_trained()
+    else:
+        _sharded(reader)
     _reference(reader)
     _rollout(reader)
     _critic(reader)
     if not any(setting.name == "rl.algorithm" and setting.value == "ppo" for setting in reader.settings):
         reader.harmless("critic.")  # there is none
-    reader.harmless(*KEYS.harmless)
+    reader.harmless(*KEYS.harmless, *KEYS.lists["megatron" if _megatron(reader) else "sharded"])
     reader.not_counted(KEYS.not_counted, _as_counted(reader))
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, "", "none", "adamw"))
     return reader.finish()
@@ -87,23 +96,30 @@ def _plain(value: Any, data: dict[str, Any], depth: int = 0) -> Any:
     return None if value in ("null", "None", "~", "???") or value.startswith("${") else value
 
 
+def _bases(reader: ConfigReader) -> list[str]:
+    """Configs, and groups of Hydra, that a config builds on."""
+    groups = reader.table(f"actor@{ROLES}")  # a group that is chosen: its whole part of the config
+    parts = [base.values() if isinstance(base, dict) else [base] for base in reader.items("defaults")]
+    return [str(name) for name in (reader.text("config_name"), groups.get("actor", ""), *chain(*parts))]
+
+
+def _megatron(reader: ConfigReader) -> bool:
+    """Whether Megatron-LM trains."""
+    stated = (reader.text("model_engine"), reader.text(f"{_ACTOR}.strategy"))
+    return "megatron" in stated or any(_MEGATRON.fullmatch(name) for name in _bases(reader))
+
+
 def _refuse_others(reader: ConfigReader) -> None:
-    """Refuse what shards and trains otherwise than by FSDP, and engines that are not modelled."""
-    engine = reader.text("model_engine", "dp")
-    named = reader.text("config_name")
-    strategy = reader.text(f"{_ACTOR}.strategy", "fsdp")
-    bases = [
-        value for base in reader.items("defaults") for value in (base.values() if isinstance(base, dict) else [base])
-    ]
-    groups = reader.table(f"actor@{ROLES}")  # a group of Hydra that is chosen: its whole part of the config
-    strategy = str(groups.get("actor", strategy)).removesuffix("_actor")
-    other = next((name for name in (engine, strategy) if name not in ("dp", *_TRAINERS)), "")
+    """Refuse what trains otherwise than by FSDP and Megatron-LM, and engines that are not modelled."""
+    stated = (reader.text("model_engine", "dp"), reader.text(f"{_ACTOR}.strategy", "fsdp"))
+    other = next((name for name in stated if name not in ("dp", "megatron", *_TRAINERS)), "")
     if not other:  # of a config that it builds on, or of a group that is chosen
-        other = next((str(name) for name in (named, *bases) if _OTHERS.search(str(name))), "")
+        bases = (name for name in _bases(reader) if not _MEGATRON.fullmatch(name))
+        other = next((name for name in bases if _OTHERS.search(name)), "")
     if other:
         raise ObjectiveError(
-            f"{reader.document.path.name} trains by verl's {cut(other)}: memcalc has figures for its FSDP workers "
-            "alone (actor.strategy fsdp or fsdp2)."
+            f"{reader.document.path.name} trains by verl's {cut(other)}: memcalc has figures for its FSDP and Megatron "
+            "workers alone (actor.strategy fsdp, fsdp2 or megatron)."
         )
     if reader.table("async_training") or str(reader.raw("data.train_batch_size")) == "0":
         raise ObjectiveError(
@@ -171,6 +187,11 @@ def _sharers(reader: ConfigReader, part: str = _ACTOR) -> int:
     return max(reader.integer(key, 1, low=1) or 1 for key in keys)
 
 
+def _ring(reader: ConfigReader) -> int:
+    """Ranks of Megatron-LM that share a sequence, which have their budgets of tokens together; else 1."""
+    return VerlWorkers(reader).degree("cp") if _megatron(reader) else 1
+
+
 def _shared_length(reader: ConfigReader) -> int:
     """The longest sequence where several ranks share it, whose budgets then hold it together; 0 where none does."""
     if _sharers(reader) == 1:
@@ -186,6 +207,7 @@ def _rows(reader: ConfigReader, part: str, role: str = _ACTOR) -> tuple[int | No
     """
     ranks = (reader.integer("trainer.n_gpus_per_node", 8) or 8) * (reader.integer("trainer.nnodes", 1) or 1)
     sharers = _sharers(reader, role)
+    ranks //= VerlWorkers(reader).degree("tp", "pp", "cp") if _megatron(reader) else 1
     each = reader.integer(key := f"{part}_per_gpu", low=1)
     if each is None and (total := reader.integer(key := part, low=1)) is not None:
         each = max(1, total // max(1, ranks // sharers))
@@ -202,6 +224,7 @@ def _batches(reader: ConfigReader) -> None:
     padded = not reader.flag(key := f"{_MODEL}.use_remove_padding", True)
     if reader.flag(f"{_ACTOR}.use_dynamic_bsz"):
         budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, low=1) or 16384
+        budget *= _ring(reader)
         if (longest := _shared_length(reader)) > budget:
             message = f"{_sharers(reader)} ranks share a sequence: counted with {longest} tokens a rank, as if whole"
             reader.note("warning", "MC002", key, message)
@@ -236,7 +259,8 @@ def _log_probs(reader: ConfigReader, budget: int) -> None:
     rows = {part: _rows(reader, f"{part}.log_prob_micro_batch_size") for part in _READERS if not dynamic[part]}
     tokens: dict[str, int] = {}
     for part in (part for part in _READERS if dynamic[part]):
-        limit = reader.integer(key := f"{part}.log_prob_max_token_len_per_gpu", low=1) or budget or _PASS
+        limit = reader.integer(key := f"{part}.log_prob_max_token_len_per_gpu", low=1) or 0
+        limit = limit * _ring(reader) or budget or _PASS * _ring(reader)
         tokens[key] = max(limit, _longest(reader))
     if not tokens and not budget:
         most, key = max(rows.values(), key=lambda part: part[0] or 0)
@@ -254,12 +278,21 @@ _PASS = 16384
 
 
 def _trained(reader: ConfigReader) -> None:
-    """How the policy is kept and trained."""
+    """What is trained, and by what it is read."""
     variable = reader.document.unknown.get(split_key(key := f"{_MODEL}.path"), "")
     if model := reader.text(key):
         reader.set("model", model, key)
     else:  # its default is a folder of the authors' home
         reader.ask("model", key, variable or "-", "" if variable else "is not set")
+    if reader.flag(key := f"{_MODEL}.use_fused_kernels"):
+        reader.set("rl.logits", "fused", key)
+    if reader.flag(key := f"{_ACTOR}.calculate_entropy") or reader.number(key := f"{_ACTOR}.entropy_coeff", 0.0):
+        reader.set("rl.entropy", True, key)
+    reader.number(f"{_ACTOR}.entropy_coeff")
+
+
+def _sharded(reader: ConfigReader) -> None:
+    """How FSDP keeps and trains it."""
     reader.set("rl.trainer", reader.one_of(f"{_ACTOR}.strategy", _TRAINERS, "fsdp1"), f"{_ACTOR}.strategy")
     key = f"{_MODEL}.enable_gradient_checkpointing"
     reader.set("recompute", "full" if reader.flag(key, True) else "none", key)
@@ -283,11 +316,6 @@ def _trained(reader: ConfigReader) -> None:
         reader.set("lora", f"{rank}:all-linear" if everywhere else str(rank), key)
     elif reader.has(key := f"{_MODEL}.lora_adapter_path") or tuple(key.split(".")) in reader.document.unknown:
         reader.ask("lora", key, "-", "names adapters to go on with, whose rank stands beside them")
-    if reader.flag(key := f"{_MODEL}.use_fused_kernels"):
-        reader.set("rl.logits", "fused", key)
-    if reader.flag(key := f"{_ACTOR}.calculate_entropy") or reader.number(key := f"{_ACTOR}.entropy_coeff", 0.0):
-        reader.set("rl.entropy", True, key)
-    reader.number(f"{_ACTOR}.entropy_coeff")
 
 
 def _reference(reader: ConfigReader) -> None:
