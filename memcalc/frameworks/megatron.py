@@ -167,6 +167,12 @@ MEGATRON = Capabilities(
             why="--optimizer-cpu-offload needs the distributed optimizer: zero 1",
         ),
         Clash(
+            ("optimizer", ("sgd-momentum", "lion", "muon", "soap")),
+            ("offload", ("optimizer", "optimizer,activations")),
+            # validate_args asks for the precision-aware optimizer beside it, which OptimizerConfig has of Adam alone
+            why="--optimizer-cpu-offload is of Adam alone: --optimizer adamw",
+        ),
+        Clash(
             ("parallel", ("tp",)),
             ("parallel", ("ep",)),
             why="Megatron-LM trains experts with tensor parallelism only with sequence parallelism: --sp",

@@ -159,6 +159,8 @@ def _resolved(estimate: Estimate) -> dict[str, Any]:
     alike = (name for name, how in habits.losses.items() if how == habits.losses.get(strategy.loss))
     fields["loss"] = next(alike, strategy.loss)
     fields["etp"] = strategy.etp or strategy.tp
+    if strategy.dp * strategy.cp == 1:  # no gradient is reduced and no weight gathered: nothing can overlap
+        fields |= dict.fromkeys(("overlap_comm", "overlap_param_gather"))
     if strategy.first_stage_layers or strategy.last_stage_layers:  # of one alone the other follows
         ends = estimate.stages[0].layers, estimate.stages[-1].layers
         fields["first_stage_layers"], fields["last_stage_layers"] = ends

@@ -240,3 +240,11 @@ def test_every_fifth_of_twelve_blocks(framework: str, checkpointed: int) -> None
         memcalc.estimate(**job, recompute=policy).saved.total for policy in ("none", "every-5", "full")
     )
     assert 12 * (none - fifth) == checkpointed * (none - full)
+
+
+def test_megatrons_optimizer_on_the_host_is_adam_alone() -> None:
+    """validate_args asks for the precision-aware optimizer beside it, and OptimizerConfig has that of Adam alone."""
+    with pytest.raises(CombinationError, match="Adam alone"):
+        memcalc.estimate(
+            model="llama-3-8b", gpu="h100", gpus=8, framework="megatron", zero=1, optimizer="muon", offload="optimizer"
+        )

@@ -36,6 +36,16 @@ RENAMED = {
 }
 """Flags of Megatron-LM, and ms-swift's arguments of another name."""
 _WRITTEN_DTYPES = {"bf16-mixed": "bfloat16", "fp8-mixed": "bfloat16", "fp16-mixed": "float16", "fp32": "float32"}
+_CLASSES = frozenset({
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM", "Gemma4ForConditionalGeneration",
+    "Glm4ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration", "GptOssForCausalLM", "HYV3ForCausalLM", "InternVLForConditionalGeneration",
+    "LlamaForCausalLM", "MiniMaxM2ForCausalLM", "NemotronHForCausalLM", "OlmoeForCausalLM", "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+})  # fmt: skip
+"""Transformers' classes whose models mcore-bridge 1.6.5 builds (model/gpts, model/mm_gpts: ``register_model``)."""
 _ABSENT = (
     "bf16", "fp16", "no_create_attention_mask_in_dataloader", "no_gradient_accumulation_fusion",
     "moe_flex_dispatcher_backend",
@@ -57,8 +67,9 @@ def write(job: ConfigJob) -> dict[str, Any]:
         "packing": True,
         **_adapter_arguments(job),
         **flags,
+        "optimizer": "dist_muon" if plan.optimizer == "muon" and plan.zero == 1 else flags["optimizer"],
         # what ms-swift has on by itself, and Megatron-LM's flags leave out where it is off
-        "use_distributed_optimizer": plan.zero == 1,
+        "use_distributed_optimizer": plan.zero == 1 and plan.optimizer != "muon",
         "cross_entropy_loss_fusion": plan.loss in ("fused-kernel", "triton"),
         "gradient_accumulation_fusion": plan.wgrad_fusion,
         "recompute_granularity": flags.get("recompute_granularity") or "none",
@@ -75,6 +86,20 @@ def _require_said(job: ConfigJob) -> None:
     narrow = plan.reduce_dtype == "fp32" or plan.precision_aware
     job.require(narrow, "strategy.reduce_dtype", "ms-swift has 16-bit gradients beside strategy.precision_aware alone")
     job.require(plan.optimizer in ("adamw", "sgd-momentum", "muon"), "optimizer", "ms-swift has adamw, sgd, muon")
+    hides = plan.zero == 0 and plan.overlap_comm is not False and plan.dp * plan.cp > 1
+    alone = "ms-swift's muon over whole states overlaps no reduction: --zero 1, or --set strategy.overlap_comm=false"
+    job.require(plan.optimizer != "muon" or not hides, "zero", alone)
+    shared = plan.precision != "fp8-mixed" or plan.float8 != "mxfp8" or not plan.float8_all_gather
+    buffer = "ms-swift gathers weights in MXFP8 into a buffer that stays: --set strategy.float8_all_gather=false"
+    job.require(shared, "strategy.float8_all_gather", buffer)
+    packs = "ms-swift's packed sequences take no attention that is written out: --attention flash or cudnn"
+    job.require(plan.attention != "eager", "attention", packs)
+    gathered = "ms-swift's sequences vary in length, which the dispatcher allgather does not take: alltoall"
+    job.require(plan.moe_dispatcher != "allgather" or not job.sized().is_moe, "moe-dispatcher", gathered)
+    named = job.spec is None or job.spec.hf_class in _CLASSES
+    job.require(
+        named, "model", "mcore-bridge, by which ms-swift builds models for Megatron, has no such class: --to megatron"
+    )
 
 
 def _adapter_arguments(job: ConfigJob) -> dict[str, Any]:
@@ -144,6 +169,7 @@ def read(document: Document) -> Config:
         flags.set("model", flags.text("model"), "model")
     _precision(flags)
     megatron.set_optimizer(flags)
+    _muon(flags)
     megatron.set_parallelism(flags)
     if flags.count("tensor_model_parallel_size") > 1 and not flags.has("expert_tensor_parallel_size"):
         flags.set("strategy.etp", 1, "expert_tensor_parallel_size")
@@ -172,6 +198,13 @@ def _precision(flags: Flags) -> None:
     set_states(flags, [narrow])
     unfused = "no_gradient_accumulation_fusion"
     flags.set("strategy.wgrad_fusion", not flags.on(unfused), unfused)
+
+
+def _muon(flags: Flags) -> None:
+    """`muon` switches the distributed optimizer off (_check_muon), and `dist_muon` shares states out by itself."""
+    name = flags.text("optimizer") or "adam"
+    if "muon" in name:
+        flags.set("zero", int(name == "dist_muon"), "optimizer")
 
 
 def _batch(flags: Flags) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 import memcalc
 from memcalc.convert.config import Config
-from memcalc.errors import InputError, MissingError, ObjectiveError
+from memcalc.convert.formats.base import ConfigJob, get_format
+from memcalc.errors import CombinationError, InputError, MissingError, ObjectiveError
+from memcalc.handoff.written import write_plan
 from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
 
@@ -255,3 +257,56 @@ def test_ranks_share_a_sequence_under_deepspeed(tmp_path: Path) -> None:
     inputs = 64 * 64_000 * 5120 * 2
     assert inputs < estimate.components.activations < 2 * inputs
     assert estimate.verdict == "tight"
+
+
+# ------------------------------------------------------------------------------- what `megatron sft` itself refuses
+
+SFT: dict[str, Any] = {"model": "qwen3-8b", "gpu": "h100", "gpus": 8, "framework": "megatron", "seq_len": 4096,
+                       "micro_batch": 1, "global_batch": 64, "recompute": "full"}  # fmt: skip
+
+
+def _written(**words: Any) -> dict[str, Any]:
+    settings = words.pop("settings", {})
+    form = get_format("swift_megatron")
+    estimate = memcalc.estimate(**SFT | words, settings=settings)
+    model = memcalc.api.load_model(estimate.model.name)
+    assert form.write is not None
+    return form.write(ConfigJob.of(estimate, model))
+
+
+def test_muon_with_sharded_states_is_ms_swifts_dist_muon() -> None:
+    """megatron_args.py, _check_muon: `muon` asserts that no reduction and no gather overlaps."""
+    sharded = _written(optimizer="muon", zero=1)
+    assert (sharded["optimizer"], sharded["overlap_grad_reduce"]) == ("dist_muon", True)
+    assert sharded["use_distributed_optimizer"] is False
+    plain = _written(optimizer="muon", zero=0, settings={"strategy.overlap_comm": False})
+    assert (plain["optimizer"], plain["overlap_grad_reduce"]) == ("muon", None)
+
+
+@pytest.mark.parametrize(("name", "zero"), [("muon", 0), ("dist_muon", 1)])
+def test_who_shares_muons_states_is_in_its_name(tmp_path: Path, name: str, zero: int) -> None:
+    """`muon` switches use_distributed_optimizer off, which is on by default; `dist_muon` shares states by layers."""
+    (tmp_path / "run.sh").write_text(f"megatron sft --model x --optimizer {name} --micro_batch_size 1\n")
+    (config,) = (one for one in read_files([str(tmp_path / "run.sh")]) if one.format == "swift_megatron")
+    assert finetuning.said(config)["zero"] == zero
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ({"optimizer": "muon", "zero": 0}, "overlap_comm=false"),
+    ({"attention": "eager"}, "attention"),
+    ({"model": "mixtral-8x7b"}, "mcore-bridge"),
+    ({"model": "mistral-7b-v0.1"}, "mcore-bridge"),
+    ({"model": "deepseek-v2-lite", "ep": 4, "moe_dispatcher": "allgather"}, "alltoall"),
+    ({"gpu": "b200", "precision": "fp8-mixed",
+      "settings": {"strategy.float8": "mxfp8", "strategy.float8_all_gather": True}}, "float8_all_gather=false"),
+], ids=str)  # fmt: skip
+def test_what_megatron_sft_does_not_start_is_refused(words: dict[str, Any], says: str) -> None:
+    """TransformerConfig and DistributedDataParallelConfig of core 0.20, get_model_meta and MegatronArguments."""
+    with pytest.raises(CombinationError, match=says):
+        _written(**words)
+
+
+@pytest.mark.parametrize("form", ["megatron", "swift_megatron"])
+def test_a_job_of_one_data_parallel_rank_has_nothing_to_overlap(form: str) -> None:
+    estimate = memcalc.estimate(**SFT | {"tp": 8}, settings={})
+    assert "overlap" not in next(iter(write_plan(estimate, form, None, ()).files.values()))
