@@ -138,6 +138,41 @@ def tiled_log_prob_bytes(
     return 2 * np.minimum(tokens, tile_tokens) * tile_vocab + hidden * (vocab * gradient_bytes + 14 * tokens)
 
 
+def split_log_prob_bytes(tokens: Number, vocab: Number, hidden: Number) -> Number:
+    r"""Return what a kernel holds that makes gradients of logits in splits of the vocabulary, beside head and input.
+
+    .. math:: M = 2\, n\, (h + s + \max(h, r)) + 2\, V h, \quad r = V \bmod s, \quad s = 9504
+
+    Without gradients sums of splits of 1024 entries: :math:`M = 12\, n \lceil V / 1024 \rceil`.
+
+    Parameters
+    ----------
+    tokens : tokens of the micro-batch n, [tokens]
+    vocab : a rank's part of the vocabulary V, [1]
+    hidden : width of the head h, 0 where there are no gradients, [1]
+
+    Returns
+    -------
+    gradients of a split's logits, of the input, a part of it, and of the head M, [bytes]
+
+    Examples
+    --------
+    >>> int(split_log_prob_bytes(24576, 76032, 4096)) >> 20
+    1423
+    >>> int(split_log_prob_bytes(24576, 76032, 0)) >> 20
+    21
+
+    References
+    ----------
+    [1] verl, verl/utils/kernel/kernels.py@1dda039b, efficient_entropy_forward; efficient_entropy_backward by its
+        default method, whose last split is a copy, and whose others add a product to the input's gradient.
+
+    """
+    beside = np.maximum(hidden * (vocab > 9504), vocab % 9504)
+    trained = 2 * tokens * (hidden + 9504 + beside) + 2 * vocab * hidden
+    return np.where(np.asarray(hidden) > 0, trained, 12 * tokens * -(-vocab // 1024))
+
+
 def joined_outputs_bytes(outputs: Number, batches: Number) -> Number:
     r"""Return the bytes of outputs that an evaluation keeps, while the last batch is joined to those before it.
 

@@ -303,7 +303,7 @@ def edits_of(job: RlJob) -> Iterator[tuple[str, dict[str, Any]]]:
     inputs, choices = job.inputs, job.toolkit.choices
     if job.recipe.online and not inputs.engine_gpus and inputs.sleep == "0":
         yield f"--sleep {choices.sleep[-1]}", {"sleep": choices.sleep[-1]}
-    if choices.fuses and not job.megatron and inputs.logits == "plain" and job.recipe.log_probs and job.recipe.head:
+    if choices.fuses and inputs.logits == "plain" and job.recipe.log_probs and job.recipe.head:
         yield "--logits fused", {"logits": "fused"}
     if job.recipe.online and not inputs.engine_gpus:
         more = (park for park in choices.park if not {*parked(park)} <= {*job.parks})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.formulas.activations import log_prob_bytes, tiled_log_prob_bytes
+from memcalc.formulas.activations import log_prob_bytes, split_log_prob_bytes, tiled_log_prob_bytes
 from memcalc.posttraining.figures import OF_STANDARD, logit_entries
 from memcalc.results.posttraining import RlPhase
 
@@ -63,7 +63,12 @@ TRAINED, ENTROPIES = 8, 12
 
 
 def megatron_logits(job: RlJob, model: Model, each: int, *, gradients: bool = False) -> int:
-    """Logits of the last stage, at so many bytes an entry [bytes]."""
+    """Logits of the last stage, at so many bytes an entry, or what the kernel holds that has none [bytes]."""
+    if job.inputs.logits == "fused":
+        rows, tokens = job.batch(gradients=gradients)
+        width = (model.embedding_dim or model.hidden) if gradients else 0
+        shared, part = -(-rows * tokens // job.degree("cp")), -(-model.vocab // job.degree("tp"))
+        return int(split_log_prob_bytes(shared, part, width))
     return each * logit_entries(job, model, gradients=gradients)
 
 

@@ -223,7 +223,6 @@ def _check_layout(job: RlJob) -> None:
         ("algorithm", inputs.algorithm * (job.recipe.critic or not job.recipe.online), "a critic or pairs"),
         ("reward-model", inputs.reward_model, "a reward model"),
         ("lora", training.get("lora"), "adapters"),
-        ("logits", "fused" * (inputs.logits == "fused"), "a kernel of log-probabilities without logits"),
         ("padded", inputs.padded, "padded samples"),
         ("whole-gradients", inputs.whole_gradients, "FSDP's gradients"),
         ("dp-replicate", training.get("dp_replicate"), "replicas of FSDP's shards"),

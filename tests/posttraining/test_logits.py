@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memcalc.formulas.activations import split_log_prob_bytes
 from memcalc.posttraining.figures import OF_STANDARD
 from memcalc.posttraining.frameworks import TRL
 from memcalc.posttraining.phases import ENTROPIES, TRAINED
@@ -125,3 +126,30 @@ def test_what_a_logit_takes_by_megatron_workers_of_verl(gradients: bool, entropy
         if gradients:
             loss.backward()
     assert live.peak / (ROWS * TOKENS * VOCAB) == pytest.approx(width, rel=0.05)
+
+
+def fused_backward(hidden: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tensors of verl's ``efficient_entropy_backward`` by its default method, with any gradients of the logits."""
+    inputs, weights = torch.empty_like(hidden), torch.empty_like(head)
+    logits = torch.empty(len(hidden), 9504, dtype=hidden.dtype)
+    starts = range(0, len(head), 9504)
+    for start in starts:
+        logits.fill_(0.5)
+        rows = head[start : start + 9504]
+        if start == starts[-1]:
+            logits = logits[:, : len(rows)].contiguous()
+        if start == 0:
+            torch.matmul(logits, rows, out=inputs)
+        else:
+            inputs += torch.matmul(logits, rows)
+        torch.matmul(logits.T, hidden, out=weights[start : start + 9504])
+    return inputs, weights
+
+
+@pytest.mark.parametrize(("vocab", "width"), [(19008, 512), (22000, 64), (9000, 256), (16000, 128)])
+def test_what_a_fused_kernel_of_verl_holds_under_megatron(vocab: int, width: int) -> None:
+    with Live() as live:
+        hidden, head = torch.ones(96, width, dtype=torch.bfloat16), torch.ones(vocab, width, dtype=torch.bfloat16)
+        fused_backward(hidden, head)
+    given = 2 * (96 + vocab) * width
+    assert live.peak - given == pytest.approx(int(split_log_prob_bytes(96, vocab, width)), rel=0.01)

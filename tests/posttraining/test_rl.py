@@ -294,6 +294,17 @@ def test_the_script_that_ran_and_ran_out_at_its_update_is_tight() -> None:
     assert (answer.verdict, answer.binding) == ("tight", "update")
 
 
+def test_a_fused_kernel_of_megatron_workers_has_a_split_of_logits_and_gradients_of_the_head() -> None:
+    """Of 38,016 entries 9,504 at once, which part them evenly; a token has 3,584 numbers twice, and the head each."""
+    answer = rl(MEGATRON, recompute="full", logits="fused")
+    trained = 2 * 16384 * (2 * 3584 + 9504) + 2 * 38016 * 3584
+    assert phase(answer, "update").roles.get("logits", 0) in (0, trained)
+    assert phase(answer, "old log-probs").roles["logits"] == 12 * 16384 * 38
+    plain = rl(MEGATRON, recompute="full")
+    saved = phase(plain, "update").allocated - phase(answer, "update").allocated
+    assert saved == pytest.approx(8 * 16384 * 38016 - trained, rel=0.05)
+
+
 def test_layouts_of_megatron_are_not_searched() -> None:
     with pytest.raises(InputError, match="are not searched in post-training"):
         memcalc.plan_rl(**{**MEGATRON, "prompts": 128, "samples": 8})
@@ -363,7 +374,6 @@ def test_the_change_that_is_named_makes_it_fit() -> None:
         ({"trainer": "megatron", "tp": 3}, "gpus 8: must be a multiple of tp x pp x cp, 3"),
         ({"trainer": "megatron", "pp": "x"}, "pp 'x': must be a whole number"),
         ({"trainer": "megatron", "lora": 16}, "no figures for adapters by megatron"),
-        ({"trainer": "megatron", "logits": "fused"}, "no figures for a kernel of log-probabilities"),
         ({"trainer": "megatron", "algorithm": "ppo"}, "no figures for a critic"),
         ({"trainer": "fsdp"}, "did you mean 'fsdp"),
         ({"algorithm": "sft", "trainer": "torchtitan"}, "counted as trained by"),

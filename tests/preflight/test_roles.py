@@ -325,8 +325,9 @@ def test_a_layout_of_megatron_workers_of_verl(tmp_path: Path) -> None:
     assert {name: found[name] for name in expected} == expected
     rows = MEGATRON.replace("use_dynamic_bsz=True", "use_dynamic_bsz=False")
     more += ["actor_rollout_ref.actor.ppo_micro_batch_size=3", "actor_rollout_ref.rollout.log_prob_micro_batch_size=4"]
+    more.append("actor_rollout_ref.model.use_fused_kernels=True")
     found = megatron(tmp_path, *more, script=rows)  # of the one rank of 8 GPUs that remains
-    assert (found["micro_batch"], found["logprob_batch"]) == (3, 4)
+    assert (found["micro_batch"], found["logprob_batch"], found["logits"]) == (3, 4, "fused")
 
 
 @pytest.mark.parametrize("chosen", ["model_engine=megatron", "--config-name=ppo_megatron_trainer.yaml",
@@ -352,7 +353,6 @@ def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("actor_rollout_ref.model.use_fused_kernels=True", "log-probabilities without logits"),
         ("actor_rollout_ref.model.lora.rank=32", "adapters"),
         ("actor_rollout_ref.model.use_remove_padding=False", "padded samples"),
         ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4", "a reference with another layout"),
