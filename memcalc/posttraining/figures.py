@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc.api import estimate, load_model, single
 from memcalc.errors import MissingError, UnmodelledError
+from memcalc.posttraining.words import split_fields
 from memcalc.results.posttraining import UpdateTime
 from memcalc.serving import serve
 
@@ -171,6 +172,7 @@ def trainer_options(job: RlJob) -> dict[str, Any]:
     wide = toolkit.frozen_fp32 and job.lora and precision.endswith("mixed") and not job.training.get("quantize")
     fields = {"strategy.frozen_fp32": "true"} if wide else {}
     fields |= {"strategy.whole_accumulation": "true"} if apart else {}
+    fields |= split_fields(job.inputs.stage_split)
     fields |= {"strategy.etp": str(job.inputs.expert_tp)} if job.inputs.expert_tp else {}
     return {
         **({"settings": fields} if fields else {}),

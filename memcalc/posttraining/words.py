@@ -206,10 +206,12 @@ def _check_layout(job: RlJob) -> None:
     """Refuse a layout that the trainer has not, or that does not come out even, and what is not modelled of one."""
     inputs, training = job.inputs, job.training
     degrees = {**{name: training.get(name) for name in LAYOUT}, "expert_tp": inputs.expert_tp or None}
+    degrees["stage_split"] = inputs.stage_split or None
     stated = next((name for name, value in degrees.items() if value is not None), None)
     if not job.megatron:
         if stated is not None:
-            allowed = f"{job.trainer} has no such layout: {', '.join(degrees)} are for --trainer megatron"
+            names = ", ".join(name.replace("_", "-") for name in degrees)
+            allowed = f"{job.trainer} has no such layout: {names} are for --trainer megatron"
             raise CombinationError(flag(stated), degrees[stated], allowed)
         return
     for name in LAYOUT:
@@ -219,6 +221,7 @@ def _check_layout(job: RlJob) -> None:
         raise CombinationError(
             "gpus", job.trainer_gpus, f"must be a multiple of tp x pp x cp, {job.degree('tp', 'pp', 'cp')}"
         )
+    split_fields(inputs.stage_split)
     for name, value, what in (
         ("algorithm", inputs.algorithm * (job.recipe.critic or not job.recipe.online), "a critic or pairs"),
         ("reward-model", inputs.reward_model, "a reward model"),
@@ -229,6 +232,28 @@ def _check_layout(job: RlJob) -> None:
     ):
         if value and str(value) not in ("1", "none"):
             raise CombinationError(name, value, f"memcalc rl has no figures for {what} by megatron")
+
+
+_SIZED = {"first": "strategy.first_stage_layers", "last": "strategy.last_stage_layers"}
+_ENDS = {"embedding": "strategy.embedding_in_split", "loss": "strategy.loss_in_split"}
+
+
+def split_fields(text: str) -> dict[str, str]:
+    """The fields of a strategy that say how blocks part over stages.
+
+    >>> split_fields("last=6,embedding")
+    {'strategy.last_stage_layers': '6', 'strategy.embedding_in_split': 'true'}
+    """
+    fields: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, size = part.partition("=")
+        if name in _SIZED and size.isdecimal() and int(size):
+            fields[_SIZED[name]] = size
+        elif part in _ENDS:
+            fields[_ENDS[part]] = "true"
+        else:
+            raise InputError("stage-split", text, "must be any of first=N, last=N, embedding and loss, with commas")
+    return fields
 
 
 def ask(given: Mapping[str, Any], *, searched: bool = False) -> None:

@@ -91,6 +91,10 @@ class RlInputs(Frozen):
         int, Option("Tensor-parallel ranks of an expert, under --trainer megatron; as --tp when left out.", "ranks",
             ROLES, "N")
     ] = 0
+    stage_split: Annotated[
+        str, Option("Uneven stages under --trainer megatron: any of first=N and last=N, their blocks, embedding and "
+            "loss, which count as a block.", panel=ROLES, metavar="LIST")
+    ] = ""
     prompt: Annotated[int, Option("Longest prompt.", "tokens", ROLES, "N"), Field(gt=0)]
     response: Annotated[int, Option("Longest response.", "tokens", ROLES, "N"), Field(gt=0)]
     micro_batch: Annotated[

@@ -305,6 +305,25 @@ def test_a_fused_kernel_of_megatron_workers_has_a_split_of_logits_and_gradients_
     assert saved == pytest.approx(8 * 16384 * 38016 - trained, rel=0.05)
 
 
+def test_deepseek_v3_on_96_gpus_takes_what_verl_publishes() -> None:
+    """docs/perf/dpsk.md@1dda039b: 66 GB of a GPU, which may be allocated or reserved, and 1,500 GB of a node's host."""
+    answer = rl(
+        MEGATRON, model="deepseek-v3", gpu="h20", gpus=96, tp=8, pp=12, ep=8, expert_tp=1, stage_split="last=6",
+        prompt=2048, response=9632, micro_tokens=11680, mini_batch=256, logits="fused", park="params,optimizer",
+        offload="optimizer", recompute="full", engine_tp=32, utilization=0.6,
+    )  # fmt: skip
+    update = phase(answer, "update")
+    beside = sum(size for name, size in update.roles.items() if name in ("engine", "contexts"))
+    assert update.allocated - beside < 66e9 < update.device - beside
+    assert answer.host == pytest.approx(1500e9, rel=0.1)
+
+
+@pytest.mark.parametrize("text", ["last", "first=0", "middle=3", "loss=1", "last=x"])
+def test_a_split_of_stages_is_in_known_words(text: str) -> None:
+    with pytest.raises(InputError, match=r"stage-split '.*': must be any of first=N, last=N, embedding and loss"):
+        rl(MEGATRON, stage_split=text)
+
+
 def test_layouts_of_megatron_are_not_searched() -> None:
     with pytest.raises(InputError, match="are not searched in post-training"):
         memcalc.plan_rl(**{**MEGATRON, "prompts": 128, "samples": 8})
@@ -371,6 +390,7 @@ def test_the_change_that_is_named_makes_it_fit() -> None:
         ({"sleep": "3"}, "sleep '3':"),
         ({"trainer": "torchtitan"}, "verl@0.10 is counted as trained by fsdp1, fsdp2, megatron"),
         ({"tp": 2}, "tp 2: fsdp1 has no such layout"),
+        ({"stage_split": "last=6"}, "stage-split 'last=6': fsdp1 has no such layout"),
         ({"trainer": "megatron", "tp": 3}, "gpus 8: must be a multiple of tp x pp x cp, 3"),
         ({"trainer": "megatron", "pp": "x"}, "pp 'x': must be a whole number"),
         ({"trainer": "megatron", "lora": 16}, "no figures for adapters by megatron"),

@@ -330,6 +330,14 @@ def test_a_layout_of_megatron_workers_of_verl(tmp_path: Path) -> None:
     assert (found["micro_batch"], found["logprob_batch"], found["logits"]) == (3, 4, "fused")
 
 
+def test_uneven_stages_of_megatron_workers_of_verl(tmp_path: Path) -> None:
+    override = f"+{_ENGINE}.override_transformer_config"
+    sizes = [f"{override}.num_layers_in_{end}_pipeline_stage={size}" for end, size in (("first", "null"), ("last", 6))]
+    more = [*sizes, f"{override}.account_for_loss_in_pipeline_split=True"]
+    assert megatron(tmp_path, *more)["stage_split"] == "last=6,loss"
+    assert "stage_split" not in megatron(tmp_path, sizes[0], f"{override}.account_for_loss_in_pipeline_split=False")
+
+
 @pytest.mark.parametrize("chosen", ["model_engine=megatron", "--config-name=ppo_megatron_trainer.yaml",
                                     "actor@actor_rollout_ref.actor=megatron_actor"])  # fmt: skip
 def test_what_chooses_megatron_workers_of_verl(tmp_path: Path, chosen: str) -> None:
@@ -345,6 +353,8 @@ def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:
         "optimizer_cpu_offload=True", "use_precision_aware_optimizer=True", "overlap_cpu_optimizer_d2h_h2d=True",
     )]  # fmt: skip
     assert megatron(tmp_path, *more, f"+{override}.optimizer_offload_fraction=1")["offload"] == "optimizer"
+    config = read_files([str(tmp_path / "run.sh")])[0]
+    assert [finding.key for finding in config.findings if "optim" in finding.key] == []
     with pytest.raises(ObjectiveError, match=r"fraction 0.5: memcalc has no figures for a part of the optimizer"):
         megatron(tmp_path, *more, f"+{override}.optimizer_offload_fraction=0.5")
     assert megatron(tmp_path, f"{_ENGINE}.use_distributed_optimizer=False")["zero"] == 0
@@ -357,7 +367,7 @@ def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:
         ("actor_rollout_ref.model.use_remove_padding=False", "padded samples"),
         ("actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4", "a reference with another layout"),
         ("actor_rollout_ref.ref.megatron.param_offload=False", "a reference that stays on the GPU"),
-        (f"+{_ENGINE}.override_transformer_config.num_layers_in_last_pipeline_stage=5", "uneven stages"),
+        (f"+{_ENGINE}.override_transformer_config.pipeline_model_parallel_layout=Et*4L", "uneven stages"),
         (f"+{_ENGINE}.override_transformer_config.fp8=e4m3", "8-bit products"),
         (f"+{_ENGINE}.override_transformer_config.moe_token_dispatcher_type=allgather", "tokens of all ranks"),
         (f"{_ENGINE}.use_megatron_fsdp=True", "Megatron-FSDP"),

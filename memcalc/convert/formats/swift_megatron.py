@@ -288,8 +288,8 @@ FORMAT = Format(
 # ---------------------------------------------------------------- verl's Megatron workers
 
 _VERL = "actor_rollout_ref"
-_WORKERS = {role: f"{_VERL}.{role}.megatron" for role in ("actor", "ref")}
-_OPTIMIZER = f"{_VERL}.actor.optim.override_optimizer_config"
+_ACTOR, _REFERENCE = f"{_VERL}.actor.megatron", f"{_VERL}.ref.megatron"
+_OVERRIDES = "override_transformer_config"
 _LAYOUT = {
     "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
     "vpp": "virtual_pipeline_model_parallel_size", "ep": "expert_model_parallel_size",
@@ -311,8 +311,8 @@ class VerlWorkers(Flags):
     def key(self, name: str) -> str:
         """Where the setting stands."""
         name = _STATED.get(name, name)
-        inner = "" if name in _LAYOUT.values() else "override_transformer_config."
-        return f"{_WORKERS['actor']}.{inner}{name}"
+        inner = "" if name in _LAYOUT.values() else f"{_OVERRIDES}."
+        return f"{_ACTOR}.{inner}{name}"
 
     def degree(self, *parts: str) -> int:
         """Ranks over which the layout spreads in these ways, [1]."""
@@ -324,32 +324,36 @@ class VerlWorkers(Flags):
         self.reader.set("rl.trainer", "megatron", f"{_VERL}.actor.strategy")
         for word, name in _LAYOUT.items():
             self.reader.set_integer(word, self.key(name))
-        if not self.reader.flag(key := f"{_WORKERS['actor']}.use_distributed_optimizer", True):
+        if not self.reader.flag(key := f"{_ACTOR}.use_distributed_optimizer", True):
             self.reader.set("zero", 0, key)
+        self._split()
         megatron.set_recompute(self)
         self.set("attention", self.one_of("attention_backend", _ATTENTION, "flash"), "attention_backend")
         self._set_optimizer()
-        key = f"{_WORKERS['actor']}.param_offload"
-        parks = [part for part in ("param", "optimizer") if self.reader.flag(f"{_WORKERS['actor']}.{part}_offload")]
-        self.reader.set("rl.park", ",".join(parks).replace("param", "params") or "none", key)
+        parts = {"params": f"{_ACTOR}.param_offload", "optimizer": f"{_ACTOR}.optimizer_offload"}
+        parks = [part for part, key in parts.items() if self.reader.flag(key)]
+        self.reader.set("rl.park", ",".join(parks) or "none", parts["params"])
         self.reader.not_modelled(_VERL_KEYS["megatron_not_modelled"])
         self._judge_overrides()
+
+    def _split(self) -> None:
+        """Set how blocks part over stages; null is an even share."""
+        sizes = {end: self.integer(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last")}
+        parts = [f"{end}={size}" for end, size in sizes.items() if size]
+        parts += [end for end in ("embedding", "loss") if self.on(f"account_for_{end}_in_pipeline_split")]
+        if parts:
+            self.set("rl.stage_split", ",".join(parts), "num_layers_in_last_pipeline_stage")
 
     def _judge_overrides(self) -> None:
         """What else Megatron-LM is told, of which its own flags say what it changes."""
         reader = self.reader
-        if (kind := self.text("moe_token_dispatcher_type")) == "allgather":
-            raise self._refusal(self.key("moe_token_dispatcher_type"), kind, "tokens of all ranks that are gathered")
         reader.harmless(*(self.key(name) for name in KEYS.names("harmless", "yaml")))
         reader.not_counted({self.key(name): row for name, row in KEYS.not_counted.items()})
-        says = {self.key(name): row for name, row in KEYS.not_modelled.items()}
-        reader.not_modelled(says, unless=(False, None, 0, "", "none", "fp32"))
+        reader.not_modelled({self.key(name): says for name, says in KEYS.not_modelled.items()})
 
     def _refusal(self, key: str, value: Any, says: str) -> ObjectiveError:
-        name = self.reader.document.path.name
-        return ObjectiveError(
-            f"{name} sets {key} {value}: memcalc has no figures for {says} by verl's Megatron workers."
-        )
+        says = f"memcalc has no figures for {says} by verl's Megatron workers."
+        return ObjectiveError(f"{self.reader.document.path.name} sets {key} {value}: {says}")
 
     def _refuse(self) -> None:
         """Refuse what has no figures, and a reference that is laid out or kept otherwise."""
@@ -358,43 +362,36 @@ class VerlWorkers(Flags):
         for key, says in _VERL_KEYS["megatron_refused"].items():
             if (value := reader.raw(key)) not in off and str(value).lower() not in off:
                 raise self._refusal(key, value, says)
-        for key in (f"{_VERL}.model.use_remove_padding", f"{_WORKERS['actor']}.use_remove_padding"):
-            if reader.flag(key, True) is False:
-                raise self._refusal(key, "false", "padded samples")
-        if reader.flag(key := f"{_WORKERS['actor']}.sequence_parallel", True) is False and self.degree("tp") > 1:
+        for key, row in _VERL_KEYS["megatron_allowed"].items():
+            if (value := reader.text(key, row["known"][0]).lower()) not in row["known"]:
+                raise self._refusal(key, value, row["says"])
+        if reader.flag(key := f"{_ACTOR}.sequence_parallel", True) is False and self.degree("tp") > 1:
             raise self._refusal(key, "false", "tensor parallelism without sequence parallelism")
-        if (dtype := reader.text(key := f"{_WORKERS['actor']}.dtype", "bfloat16")) not in ("bfloat16", "bf16"):
-            raise self._refusal(key, dtype, "other weights than bf16")
         if (estimator := reader.text(key := "algorithm.adv_estimator", "gae")) == "gae":
             raise self._refusal(key, estimator, "a critic")
         if any(reader.flag(key) for key in (f"{_VERL}.actor.use_kl_loss", "algorithm.use_kl_in_reward")):
             self._refuse_reference()
-        for name in _LAYOUT.values():
-            reader.raw(f"{_WORKERS['ref']}.{name}")
-        reader.raw(f"{_WORKERS['ref']}.param_offload")
 
     def _refuse_reference(self) -> None:
-        reader, actor, ref = self.reader, _WORKERS["actor"], _WORKERS["ref"]
+        reader = self.reader
         for word, name in _LAYOUT.items():
             size = self.integer(name, 0 if word == "rl.expert_tp" else 1)
-            if (value := reader.integer(key := f"{ref}.{name}", size)) != size:
+            if (value := reader.integer(key := f"{_REFERENCE}.{name}", size)) != size:
                 raise self._refusal(key, value, f"a reference with another layout than the actor's {size}")
-        away = reader.flag(f"{actor}.param_offload")
-        other = reader.flag(key := f"{ref}.param_offload", away)
+        away = reader.flag(f"{_ACTOR}.param_offload")
+        other = reader.flag(key := f"{_REFERENCE}.param_offload", away)
         if away and not other:
             raise self._refusal(key, "false", "a reference that stays on the GPU while the actor leaves it")
         if other != away:
-            says = "the reference leaves the GPU between its phases; counted as on it, as the actor is"
-            reader.note("warning", "MC002", key, f"{key} true changes memory but is not counted: {says}")
+            says = "changes memory but is not counted: the reference is counted as on the GPU between its phases"
+            reader.note("warning", "MC002", key, f"{key} true {says}")
 
     def _set_optimizer(self) -> None:
         """Set an optimizer on the host; parts of one, or states below fp32 on the GPU, have no figures."""
-        reader, optim = self.reader, f"{_VERL}.actor.optim"
-        if (name := reader.text(key := f"{optim}.optimizer", "adam").lower()) not in ("adam", "adamw"):
-            raise self._refusal(key, name, "another optimizer than Adam")
-        away = reader.flag(key := f"{_OPTIMIZER}.optimizer_cpu_offload")
-        share = reader.number(part := f"{_OPTIMIZER}.optimizer_offload_fraction", 0.0)
-        aware = reader.flag(narrow := f"{_OPTIMIZER}.use_precision_aware_optimizer")
+        reader, optim = self.reader, f"{_VERL}.actor.optim.override_optimizer_config"
+        away = reader.flag(key := f"{optim}.optimizer_cpu_offload")
+        share = reader.number(part := f"{optim}.optimizer_offload_fraction", 0.0)
+        aware = reader.flag(narrow := f"{optim}.use_precision_aware_optimizer")
         if away and share != 1:
             raise self._refusal(part, share, "a part of the optimizer on the host")
         if aware and not away:

@@ -67,7 +67,8 @@ def read(document: Document) -> Config:
         reader.harmless("critic.")  # there is none
     reader.harmless(*KEYS.harmless, *KEYS.lists["megatron" if _megatron(reader) else "sharded"])
     reader.not_counted(KEYS.not_counted, _as_counted(reader))
-    reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, "", "none", "adamw"))
+    says = {key: text for key, text in KEYS.not_modelled.items() if not (_megatron(reader) and ".optim." in key)}
+    reader.not_modelled(says, unless=(False, None, 0, "", "none", "adamw"))
     return reader.finish()
 
 
