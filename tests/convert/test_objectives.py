@@ -46,6 +46,11 @@ OTHERS = [
     ("run.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=veomni", "trains by verl's veomni"),
     (
         "run.sh",
+        "python3 -m verl.trainer.main_ppo actor@actor_rollout_ref.actor=mlite_actor actor_rollout_ref.rollout.n=4",
+        "trains by verl's mlite",
+    ),
+    (
+        "run.sh",
         "python3 -m verl.trainer.main_ppo --config-name=ppo_torchtitan_trainer actor_rollout_ref.rollout.n=4",
         "trains by verl's ppo_torchtitan_trainer",
     ),

@@ -98,22 +98,26 @@ def _plain(value: Any, data: dict[str, Any], depth: int = 0) -> Any:
 
 
 def _bases(reader: ConfigReader) -> list[str]:
-    """Configs, and groups of Hydra, that a config builds on."""
-    groups = reader.table(f"actor@{ROLES}")  # a group that is chosen: its whole part of the config
+    """Configs that a config builds on."""
     parts = [base.values() if isinstance(base, dict) else [base] for base in reader.items("defaults")]
-    return [str(name) for name in (reader.text("config_name"), groups.get("actor", ""), *chain(*parts))]
+    return [str(name) for name in (reader.text("config_name"), *chain(*parts))]
+
+
+def _stated(reader: ConfigReader) -> tuple[str, str]:
+    """The engine and the strategy by name, empty where nothing is said."""
+    groups = reader.table(f"actor@{ROLES}")  # a group of Hydra that is chosen: its whole part of the config
+    strategy = str(groups.get("actor", reader.text(f"{_ACTOR}.strategy"))).removesuffix("_actor")
+    return reader.text("model_engine"), strategy
 
 
 def _megatron(reader: ConfigReader) -> bool:
     """Whether Megatron-LM trains."""
-    stated = (reader.text("model_engine"), reader.text(f"{_ACTOR}.strategy"))
-    return "megatron" in stated or any(_MEGATRON.fullmatch(name) for name in _bases(reader))
+    return "megatron" in _stated(reader) or any(_MEGATRON.fullmatch(name) for name in _bases(reader))
 
 
 def _refuse_others(reader: ConfigReader) -> None:
     """Refuse what trains otherwise than by FSDP and Megatron-LM, and engines that are not modelled."""
-    stated = (reader.text("model_engine", "dp"), reader.text(f"{_ACTOR}.strategy", "fsdp"))
-    other = next((name for name in stated if name not in ("dp", "megatron", *_TRAINERS)), "")
+    other = next((name for name in _stated(reader) if name not in ("", "dp", "megatron", *_TRAINERS)), "")
     if not other:  # of a config that it builds on, or of a group that is chosen
         bases = (name for name in _bases(reader) if not _MEGATRON.fullmatch(name))
         other = next((name for name in bases if _OTHERS.search(name)), "")
