@@ -345,6 +345,10 @@ def test_what_chooses_megatron_workers_of_verl(tmp_path: Path, chosen: str) -> N
     plain = VERL.replace("actor_rollout_ref.actor.strategy=fsdp2", "").replace("main_ppo ", f"main_ppo {chosen} ")
     found = words(tmp_path, "run.sh", plain)
     assert (found["trainer"], found["recompute"], found["park"]) == ("megatron", "none", "none")
+    told = plain.replace("trainer.nnodes", "actor_rollout_ref.model.enable_gradient_checkpointing=True trainer.nnodes")
+    assert words(tmp_path, "run.sh", told)["recompute"] == "none"
+    config = read_files([str(tmp_path / "run.sh")])[0]
+    assert [finding.severity for finding in config.findings if "checkpointing" in finding.key] == ["note"]
 
 
 def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def read(document: Document) -> Config:
     _trained(reader)
     if _megatron(reader):
         VerlWorkers(reader).set_trained()
+        if reader.flag(key := f"{_MODEL}.enable_gradient_checkpointing"):
+            reader.note("note", "MC004", key, "ignored by verl's Megatron workers: recompute_granularity says it")
     else:
         _sharded(reader)
     _reference(reader)
