@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import memcalc
 from memcalc.cli.app import app
+from memcalc.convert.config import Finding
 from memcalc.errors import InputError, MissingError, ObjectiveError
 from memcalc.preflight import check, check_estimate
 from memcalc.preflight.job import read_files
@@ -305,6 +306,11 @@ def megatron(folder: Path, *more: str, script: str = MEGATRON) -> dict[str, Any]
     return words(folder, "run.sh", script.rstrip() + " \\\n    " + " ".join(more) + "\n")
 
 
+def noticed(folder: Path) -> list[Finding]:
+    """Return what was noticed in a script and what it starts."""
+    return [finding for config in read_files([str(folder / "run.sh")]) for finding in config.findings]
+
+
 def test_a_layout_of_megatron_workers_of_verl(tmp_path: Path) -> None:
     """By strategy, config or model_engine; ranks of a ring have their budgets together, and share a sequence's row."""
     layout = [f"{_ENGINE}.{name}_parallel_size={size}" for name, size in (
@@ -347,8 +353,7 @@ def test_what_chooses_megatron_workers_of_verl(tmp_path: Path, chosen: str) -> N
     assert (found["trainer"], found["recompute"], found["park"]) == ("megatron", "none", "none")
     told = plain.replace("trainer.nnodes", "actor_rollout_ref.model.enable_gradient_checkpointing=True trainer.nnodes")
     assert words(tmp_path, "run.sh", told)["recompute"] == "none"
-    config = read_files([str(tmp_path / "run.sh")])[0]
-    assert [finding.severity for finding in config.findings if "checkpointing" in finding.key] == ["note"]
+    assert [finding.severity for finding in noticed(tmp_path) if "checkpointing" in finding.field] == ["note"]
 
 
 def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:
@@ -357,8 +362,7 @@ def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:
         "optimizer_cpu_offload=True", "use_precision_aware_optimizer=True", "overlap_cpu_optimizer_d2h_h2d=True",
     )]  # fmt: skip
     assert megatron(tmp_path, *more, f"+{override}.optimizer_offload_fraction=1")["offload"] == "optimizer"
-    config = read_files([str(tmp_path / "run.sh")])[0]
-    assert [finding.key for finding in config.findings if "optim" in finding.key] == []
+    assert [finding.field for finding in noticed(tmp_path) if "optim" in finding.field] == []
     with pytest.raises(ObjectiveError, match=r"fraction 0.5: memcalc has no figures for a part of the optimizer"):
         megatron(tmp_path, *more, f"+{override}.optimizer_offload_fraction=0.5")
     assert megatron(tmp_path, f"{_ENGINE}.use_distributed_optimizer=False")["zero"] == 0
