@@ -117,11 +117,18 @@ def _attention(job: MergedJob, dirs: tuple[str, ...]) -> None:
 
 
 def _unsharded(job: MergedJob) -> None:
-    """Warn of torchtitan on a single data-parallel rank: without FSDP it trains fp32 weights (parallelize_llama)."""
+    """Torchtitan on a single data-parallel rank, where FSDP mixes no precision (``maybe_enable_amp`` until April 2026).
+
+    Split over TP or PP it trains in fp32, and so it counts; a single GPU runs under autocast, of which it warns.
+    """
     origin = job.origins.get("framework")
     if origin is None or origin[1].value.partition("@")[0] != "torchtitan" or int(job.options.get("cp", 1)) > 1:
         return
-    if int(job.options["gpus"]) <= job.ways:
+    if job.ways > 1 >= int(job.options["gpus"]) // job.ways and job.options.get("precision") == "bf16-mixed":
+        message = "one data-parallel rank has no FSDP, which alone mixes precision under TP and PP: it trains in fp32"
+        job.note("warning", "MC004", "precision", message, "two data-parallel ranks")
+        job.options["precision"] = "fp32"
+    elif int(job.options["gpus"]) <= job.ways:
         why = "FSDP needs 2 data-parallel ranks; estimated on 1"
         job.note("warning", "MC002", "framework", f"one data-parallel rank changes memory but is not counted: {why}")
 

@@ -193,7 +193,8 @@ def write(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     job.require(job.framework == "deepspeed", "framework", "DeepSpeed JSON is written for --framework deepspeed")
     fields: dict[str, Any] = {
-        "train_batch_size": job.global_batch,
+        # DeepSpeed and Transformers multiply by all ranks, those of AutoTP too: with it what follows says enough
+        "train_batch_size": job.global_batch if plan.tp == 1 else None,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": job.accumulation,
         **_precision_fields(job),

@@ -35,6 +35,10 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _FLOAT8 = ("float8", "quantize.linear.float8", "quantize.dense.float8")
 _MX = ("mx", "quantize.linear.mx", "quantize.dense.mx")
 _DISPATCHERS = {"standard": "alltoall", "deepep": "deepep", "hybridep": "deepep"}
+_PIPELINED = _SIMPLE = ("llama3", "deepseek_v3")
+"""Models that a pipeline takes, and those that SimpleFSDP's experiment has."""
+_FLEX_ALONE = FLEXIBLE | {"gpt_oss"}
+"""Models whose every flavor runs FlexAttention, which has no context parallelism."""
 _IMPLEMENTATION = "2025-02-24"
 """Until then ``optimizer.fused`` was off by default; since, the implementation is fused."""
 _LOSS_COMPILED, _LOSS_NOT_COMPILED, _LOSS_COMPILED_AGAIN = "2024-10-22", "2024-12-18", "2025-04-02"
@@ -270,6 +274,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     job.require(named is not None, "model", "torchtitan 0.2.2 has no flavor of these sizes")
     name, flavor = named or ("", "")
     simple = plan.fsdp_schedule == "simple"
+    _require_started(job, name)
     return {
         "model.name": f"simple_fsdp.{name}" if simple else name,
         "model.flavor": flavor,
@@ -283,6 +288,24 @@ def write(job: ConfigJob) -> dict[str, Any]:
         "compile.enable": plan.compile != "none",
         "compile.components": _components(job),
     }
+
+
+def _require_started(job: ConfigJob, name: str) -> None:
+    """Refuse what 0.2.2 does not start or starts otherwise.
+
+    models/*/__init__.py (``pipelining_fn``), models/*/model/args.py (CP), experiments/__init__.py (SimpleFSDP),
+    distributed/utils.py (``maybe_enable_amp``).
+    """
+    plan = job.strategy
+    job.require(plan.pp == 1 or name in _PIPELINED, "pp", f"torchtitan 0.2.2 has no pipeline of {name}: --pp 1")
+    job.require(plan.cp == 1 or name not in _FLEX_ALONE, "cp", f"torchtitan 0.2.2 splits no sequence of {name}: --cp 1")
+    simple = plan.fsdp_schedule != "simple" or name in _SIMPLE
+    job.require(simple, "strategy.fsdp_schedule", f"torchtitan 0.2.2 has SimpleFSDP of {', '.join(_SIMPLE)} alone")
+    sharded = plan.dp * plan.cp > 1
+    alone = "by FSDP alone, which needs two data-parallel ranks"
+    job.require(sharded or not plan.offload, "offload", f"torchtitan offloads {alone}: drop --offload")
+    even = sharded or plan.precision in ("bf16", "fp32")
+    job.require(even, "precision", f"torchtitan mixes precision {alone}: --precision bf16 or fp32")
 
 
 def _optimizer_fields(job: ConfigJob) -> dict[str, Any]:

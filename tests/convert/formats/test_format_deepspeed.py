@@ -15,6 +15,7 @@ import memcalc
 from memcalc.convert.formats import get_format, render_config
 from memcalc.convert.formats.base import ConfigJob
 from memcalc.errors import InputError
+from memcalc.handoff.written import write_plan
 
 FILES = tuple(sorted(path.name for path in (FOLDER / "deepspeed").glob("*.json")))
 SAID: dict[str, dict[str, Any]] = {
@@ -246,3 +247,14 @@ def test_its_own_parser_takes_what_is_written(zero: int, precision: str) -> None
     assert found.gradient_accumulation_steps == plan.workload.accumulation_steps
     assert found.bfloat16_config.enabled == (precision != "bf16-autocast")
     assert found.torch_autocast_enabled == (precision == "bf16-autocast")
+
+
+def test_the_batch_of_all_ranks_is_not_said_beside_tensor_parallelism() -> None:
+    """DeepSpeedConfig multiplies by dist.get_world_size(), Transformers by all processes: both refuse another one."""
+    job = {"model": "llama-3-8b", "gpu": "h100", "gpus": 8, "framework": "deepspeed", "seq_len": 2048,
+           "micro_batch": 2, "global_batch": 16, "zero": 1, "recompute": "full"}  # fmt: skip
+    for tp, batch in ((1, 16), (2, None)):
+        done = write_plan(memcalc.estimate(**job, tp=tp), "deepspeed", None, ())
+        said = next(json.loads(text) for path, text in done.files.items() if path.name == "ds_config.json")
+        assert said.get("train_batch_size") == batch
+        assert said["gradient_accumulation_steps"] == tp

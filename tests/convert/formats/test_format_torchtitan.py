@@ -354,6 +354,18 @@ def test_one_rank_without_fsdp_is_a_warning(gpus: int, warned: bool) -> None:
     assert any("one data-parallel rank" in finding.message for finding in answer.files[0].findings) is warned
 
 
+@pytest.mark.parametrize(("gpus", "precision"), [(2, "fp32"), (4, "bf16-mixed")])
+def test_precision_is_mixed_by_fsdp_alone(tmp_path: Path, gpus: int, precision: str) -> None:
+    """distributed/utils.py, maybe_enable_amp: "Mixed precision training is disabled" under TP or PP without FSDP."""
+    tables = ("[job]", "description = 'x'", "[training]", "local_batch_size = 1", "[model]", "name = 'llama3'",
+              "flavor = '8B'", "[parallelism]", "tensor_parallel_degree = 2")  # fmt: skip
+    (tmp_path / "train.toml").write_text("\n".join(tables))
+    answer = check([str(tmp_path / "train.toml")], gpu="h100", gpus=gpus)
+    assert answer.estimate is not None
+    assert answer.estimate.strategy.precision == precision
+    assert any("it trains in fp32" in finding.message for finding in answer.files[0].findings) is (gpus == 2)
+
+
 # ------------------------------------------------------------------------------------------------------------- flags
 
 
@@ -517,7 +529,9 @@ def test_float8_is_written_under_a_heading_of_its_own(fields: dict[str, Any], ta
 @given(drawn=WORDS)
 def test_what_is_written_reads_as_the_same_job(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)
-    before = memcalc.estimate(model="qwen3-8b", gpu="h100", framework=NEWEST, seq_len=2048, settings=fields, **words)
+    before = memcalc.estimate(
+        model="llama-3.1-8b", gpu="h100", framework=NEWEST, seq_len=2048, settings=fields, **words
+    )
     after = read_again(render_config(FORMAT, ConfigJob.of(before)), before)
     assert after.strategy == before.strategy
     assert after.workload == before.workload
@@ -564,6 +578,23 @@ def test_what_the_form_cannot_say_is_refused(words: dict[str, Any], says: str) -
         render_config(FORMAT, ConfigJob.of(estimate))
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    ({"pp": 2, "global_batch": 16}, "no pipeline of qwen3"),
+    ({"model": "gpt-oss-20b", "pp": 2, "global_batch": 16}, "no pipeline of gpt_oss"),
+    ({"model": "gpt-oss-20b", "cp": 2}, "splits no sequence"),
+    ({"model": "deepseek-v2-lite", "cp": 2}, "splits no sequence"),
+    ({"settings": {"strategy.fsdp_schedule": "simple"}, "compile": "model"}, "SimpleFSDP"),
+    ({"tp": 8, "precision": "bf16-mixed"}, "precision.*bf16 or fp32"),
+    ({"gpus": 1, "precision": "bf16-mixed"}, "precision.*bf16 or fp32"),
+    ({"tp": 8, "precision": "bf16", "offload": "params"}, "offload.*FSDP alone"),
+])  # fmt: skip
+def test_what_the_release_does_not_start_is_refused(words: dict[str, Any], says: str) -> None:
+    """0.2.2: models/*/__init__.py and args.py, experiments/__init__.py, distributed/utils.py (maybe_enable_amp)."""
+    job = {"model": "qwen3-8b", "gpu": "h100", "gpus": 8, "framework": NEWEST, "seq_len": 2048, "micro_batch": 1}
+    with pytest.raises(CombinationError, match=says):
+        render_config(FORMAT, ConfigJob.of(memcalc.estimate(**{**job, **words})))
+
+
 def test_it_is_recognised_by_its_tables() -> None:
     assert [config.format for config in read_files([str(CONFIGS / "llama3_8b.toml")])] == ["torchtitan"]
     assert get_format("torchtitan") is FORMAT
@@ -605,7 +636,9 @@ def test_the_defaults_are_those_of_its_dataclasses(titan: Any) -> None:
 @given(drawn=WORDS)
 def test_its_own_parser_takes_what_is_written(titan: Any, drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)
-    before = memcalc.estimate(model="qwen3-8b", gpu="h100", framework=NEWEST, seq_len=2048, settings=fields, **words)
+    before = memcalc.estimate(
+        model="llama-3.1-8b", gpu="h100", framework=NEWEST, seq_len=2048, settings=fields, **words
+    )
     data = tomllib.loads(render_config(FORMAT, ConfigJob.of(before)))
     parsed_config = titan.ConfigManager()._dict_to_dataclass(titan.JobConfig, data)
     assert parsed_config.parallelism.tensor_parallel_degree == words["tp"]
