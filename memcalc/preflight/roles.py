@@ -26,9 +26,14 @@ _COUNTED = {"framework", "gpus", "seq_len", "micro_batch", "global_batch", "loss
 """Options of a merged job that post-training takes, or has in a form of its own."""
 
 
+def _megatron(trainer: object) -> bool:
+    """Whether a trainer, of whichever release, is Megatron-LM."""
+    return str(trainer).partition("@")[0] == "megatron"
+
+
 def _taken(job: MergedJob) -> tuple[str, ...]:
     """Options of training that the job's trainer takes."""
-    return (*TRAINING, *LAYOUT) if job.facts.get("rl.trainer") == "megatron" else TRAINING
+    return (*TRAINING, *LAYOUT) if _megatron(job.facts.get("rl.trainer")) else TRAINING
 
 
 def stand_in(job: MergedJob) -> None:
@@ -179,7 +184,7 @@ def _deferred(keywords: Mapping[str, Any], result: Rl, dirs: tuple[str, ...]) ->
     verl 483b8a00 (v0.9.0, August 2026) workers/engine/fsdp/transformer_impl.py, _gradient_sync_context, asks no key (PR
     7095); releases with the key (PR 7458, and its backport to 0.9) have it off.
     """
-    fixed = "whole_gradients" in keywords or keywords.get("trainer") == "megatron" or keywords.get("lora")
+    fixed = "whole_gradients" in keywords or _megatron(keywords.get("trainer")) or keywords.get("lora")
     if fixed or result.verdict == "does-not-fit":
         return
     other = rl(**keywords, whole_gradients=True, preset_dirs=dirs, advice=False)

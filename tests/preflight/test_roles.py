@@ -356,6 +356,12 @@ def test_what_chooses_megatron_workers_of_verl(tmp_path: Path, chosen: str) -> N
     assert [finding.severity for finding in noticed(tmp_path) if "checkpointing" in finding.field] == ["note"]
 
 
+def test_a_release_of_megatron_has_the_layout_of_the_script(tmp_path: Path) -> None:
+    script = MEGATRON.replace("main_ppo ", f"main_ppo {_ENGINE}.tensor_model_parallel_size=4 ")
+    found = words(tmp_path, "run.sh", script, settings={"rl.trainer": "megatron@core-0.14"})
+    assert (found["trainer"], found["tp"]) == ("megatron@core-0.14", 4)
+
+
 def test_an_optimizer_of_megatron_workers_on_the_host(tmp_path: Path) -> None:
     override = "actor_rollout_ref.actor.optim.override_optimizer_config"
     more = [f"+{override}.{name}" for name in (
