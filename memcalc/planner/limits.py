@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,9 +58,11 @@ def max_seq_len(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
     most = job.model.max_positions if learned else rq.LARGEST_NUMBER["seq_len"]
     longest = max(min(most, gpus * SHORTEST_PART), job.model.image_tokens)  # long enough for every number of parts
     grids = opened(job, gpus, longest)
-    least = max(min(layout.cp for grid in grids for layout in grid.layouts), job.model.image_tokens)
-    first = -(-least // query.step) * query.step
-    values = range(first, most + 1, query.step)
+    degrees = {layout.cp for grid in grids for layout in grid.layouts}
+    step = lcm(query.step, *(2 * cp for cp in degrees if cp > 1))  # context-parallel ranks have two equal parts each
+    least = max(min(degrees), job.model.image_tokens)
+    first = -(-least // step) * step
+    values = range(first, most + 1, step)
     if not values:
         raise InputError("step", query.step, f"must be at most the {most:,} positions of {job.model.name}")
     outside = f"{job.model.name} has learned positions for {most} tokens" if learned else f"the search ends at {most:,}"

@@ -201,8 +201,14 @@ def check_rounds(grid: Grid) -> None:
         raise CombinationError("global-batch", grid.fixed.global_batch, allowed)
 
 
-def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0, *, alone: bool = False) -> None:
-    """Raise the error that says why a layout is impossible for a model; ``alone`` as for :func:`check_replicas`."""
+def check_layout(
+    model: Model, layout: Layout, seq_len: int, expert_tp: int = 0, *, alone: bool = False, parts: int = 2
+) -> None:
+    """Raise the error that says why a layout is impossible for a model; ``alone`` as for :func:`check_replicas`.
+
+    Each context-parallel rank takes as many ``parts`` of a sequence: an early and a late one, to be as busy as others
+    (Megatron-LM d98e8a64 training/arguments.py, ``validate_args``; torchtitan ``ParallelDims.seq_len_divisor``).
+    """
     for attention in model.attentions:
         _check_tp(attention.heads, "attention heads", model, layout.tp)
         _check_tp(attention.kv_heads, "key-value heads", model, layout.tp)
@@ -216,8 +222,9 @@ def check_layout(model: Model, layout: Layout, seq_len: int, expert_tp: int = 0,
             raise CombinationError("ep", layout.ep, f"must be a divisor of the {experts} experts of {model.name}")
     check_replicas(layout, alone=alone)
     _check_experts(layout, expert_tp)
-    if layout.cp > seq_len:
-        raise CombinationError("cp", layout.cp, f"must be at most the sequence length {seq_len}")
+    if layout.cp > 1 and seq_len % (parts * layout.cp):
+        shares = f"{parts} x cp" if parts > 1 else "cp"
+        raise CombinationError("cp", layout.cp, f"{shares} must be a divisor of the sequence length {seq_len}")
 
 
 def _check_experts(layout: Layout, expert_tp: int) -> None:

@@ -71,7 +71,9 @@ def test_the_longest_sequence_fits_and_one_more_token_does_not(model: str, words
     assert there.workload.seq_len == found.answer
     assert there.verdict == found.best.verdict != "does-not-fit"
     assert there.peak.device == found.best.peak.device == found.capacity - found.best.free
-    beyond = estimated(found.best.command, seq_len=found.answer + 1)
+    further = found.answer + (1 if "tp" not in words else 4)  # two parts for each of two context-parallel ranks
+    assert found.beyond[0].value == further
+    beyond = estimated(found.best.command, seq_len=further)
     assert beyond.verdict == found.beyond[0].verdict == "does-not-fit"
     assert beyond.peak.device == found.beyond[0].device
     assert found.beyond[0].missing > 0
@@ -521,3 +523,23 @@ def test_a_cache_that_grows_where_tensors_do_not_is_named_as_the_limit() -> None
     found = memcalc.largest("seq-len", **words)
     assert found.answer == 11008
     assert found.limit.startswith(f"allocator cache: {more:.1f} GiB more at 11,009")
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ({"framework": "megatron", "gpus": 24, "cp": 3}, True),
+        ({"framework": "torchtitan", "gpus": 8, "cp": 4, "seq_len": 8196}, True),
+        ({"framework": "megatron", "gpus": 8, "cp": 4}, False),
+        ({"framework": "deepspeed", "gpus": 8, "cp": 4, "zero": 3, "seq_len": 8196}, False),
+    ],
+    ids=str,
+)
+def test_context_parallel_ranks_have_two_equal_parts_of_a_sequence(words: dict[str, Any], refused: bool) -> None:
+    """Megatron-LM d98e8a64 ``validate_args``; torchtitan ``ParallelDims.seq_len_divisor``. Ulysses needs one part."""
+    job: dict[str, Any] = {"model": "llama-3-8b", "gpu": "h100", "seq_len": 8192, "recompute": "full", **words}
+    if not refused:
+        assert memcalc.estimate(**job).peak.device > 0
+        return
+    with pytest.raises(CombinationError, match=rf"cp {words['cp']}: 2 x cp must be a divisor of the sequence length"):
+        memcalc.estimate(**job)
