@@ -304,7 +304,6 @@ FLAG_ANSWERS = {flag: answer for answer, flags in _ANSWERS.items() for flag in f
 """By a flag without dashes in front, with dashes for underscores: what says it here."""
 
 
-_SPLIT = "--zero N: trained models are counted as sharded, not as split over {}"
 _ENGINE_FLAGS: dict[str, tuple[str, ...]] = {
     "--utilization X": (
         "gpu-memory-utilization", "mem-fraction-static", "vllm-gpu-memory-utilization", "gpu-util",
@@ -325,12 +324,15 @@ _ROLE_FLAGS: dict[str, tuple[str, ...]] = {
     "--prompts N": ("train-batch-size", "global-batch", "num-prompts-per-step", "rollout-batch-size"),
     "--micro-tokens N": ("ppo-max-token-len-per-gpu", "max-token-len", "train-mb-tokens"),
     "--reference, or --no-reference": ("beta", "kl-coef", "init-kl-coef", "use-kl-loss"),
-    "--engine-tp N (of an engine), and " + _SPLIT.format("heads"): (
-        "tp", "tensor-parallel-size", "vllm-tensor-parallel-size", "tp-size", "tensor-model-parallel-size",
+    "--engine-tp N (of an engine), or --tp N with --trainer megatron": (
+        "tensor-parallel-size", "vllm-tensor-parallel-size", "tp-size", "tensor-model-parallel-size",
     ),
-    _SPLIT.format("sequences"): ("cp", "sp", "ulysses", "ulysses-sequence-parallel-size", "context-parallel-size"),
-    _SPLIT.format("pipeline stages"): ("pp", "pipeline-parallel-size", "pipeline-model-parallel-size"),
-    _SPLIT.format("experts"): ("ep", "expert-parallel-size", "expert-model-parallel-size"),
+    "--zero N: trained models are counted as sharded, not as split over sequences": (
+        "sp", "ulysses", "ulysses-sequence-parallel-size",
+    ),
+    "--cp N with --trainer megatron": ("context-parallel-size",),
+    "--pp N with --trainer megatron": ("pipeline-parallel-size", "pipeline-model-parallel-size"),
+    "--ep N with --trainer megatron": ("expert-parallel-size", "expert-model-parallel-size"),
 }  # fmt: skip
 BY_COMMAND = {
     command: {flag: answer for answer, flags in answers.items() for flag in flags}

@@ -170,7 +170,7 @@ def split_log_prob_bytes(tokens: Number, vocab: Number, hidden: Number) -> Numbe
     """
     beside = np.maximum(hidden * (vocab > 9504), vocab % 9504)
     trained = 2 * tokens * (hidden + 9504 + beside) + 2 * vocab * hidden
-    return np.where(np.asarray(hidden) > 0, trained, 12 * tokens * -(-vocab // 1024))
+    return np.where(np.asarray(hidden) > 0, trained, 12 * tokens * -(-vocab // 1024))[()]
 
 
 def joined_outputs_bytes(outputs: Number, batches: Number) -> Number:

@@ -202,7 +202,7 @@ def time_flags(job: ConfigJob) -> dict[str, Any]:
         chunked, "ep-overlap", "under a pipeline Megatron-LM supports it only with several chunks per stage: vpp"
     )
     parts = ["attn", "moe_router", "moe_preprocess"] if routed else ["attn"]
-    reduces = plan.overlap_comm is not False
+    reduces = plan.overlap_comm is not False and plan.dp * plan.cp > 1
     gathers = reduces and plan.zero == 1 and plan.overlap_param_gather is not False
     return {
         "overlap_grad_reduce": reduces or None,

@@ -575,7 +575,8 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     words |= {"tp_comm_overlap": True} if sp and drawn["tp_comm_overlap"] else {}
     words |= {"tp": tp, "pp": pp, "cp": cp, "sp": sp, "gpus": 16}
     words["global_batch"] = 16 // (tp * pp * cp) * words["micro_batch"] * 8
-    words["zero"] = 1 if words["offload"] == "optimizer" else words["zero"]  # it needs the distributed optimizer
+    if words["offload"] == "optimizer":  # it needs the distributed optimizer, and has Adam alone
+        words |= {"zero": 1, "optimizer": "adamw"}
     words["attention"] = "eager" if words["precision"] == "fp32" else words["attention"]
     fields: dict[str, Any] = dict(drawn["split"])
     if "strategy.float8" in drawn["eight"]:
