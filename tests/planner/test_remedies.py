@@ -131,7 +131,7 @@ def test_a_long_context_is_led_to_a_fused_loss_and_to_a_framework_that_cuts_the_
 @pytest.mark.slow
 def test_a_plan_that_pays_for_its_memory_in_time_does_not_hide_a_faster_framework() -> None:
     """405B on 512: Meta trained it with TP8 and PP16 (arXiv:2407.21783, table 4); FSDP 2 has no pipeline by itself."""
-    job = {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 512}
+    job: dict[str, Any] = {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 512, "offload": "none"}
     result = memcalc.plan(**job)
     (faster,) = (remedy for remedy in result.nearest if remedy.group == "another framework")
     assert (faster.change, faster.verdict) == ("--framework megatron", "fits")
