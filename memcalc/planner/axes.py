@@ -133,7 +133,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     fixed = fixed_part(request, habits, model, gpu, [precision], layout.dp * micro_batch, sharded=sharded)
     check_countable(model, fixed.seq_len, micro_batch, attention=fixed.attention)
     fixed = fixed.model_copy(update=defaults.fields_by_layout(request, habits, layout))
-    check_layout(model, layout, fixed.seq_len, fixed.etp, alone=habits.flat_units, parts=2 - (fixed.cp_kind == "a2a"))
+    check_layout(model, layout, fixed.seq_len, fixed.etp, alone=habits.flat_units, parts=2 - (habits.cp_kind == "a2a"))
     check_replicated(layout.dp_replicate, zero, habits)
     check_split(model, fixed, layout.pp)
     check_splits(fixed, layout, model)

@@ -530,6 +530,7 @@ def test_a_cache_that_grows_where_tensors_do_not_is_named_as_the_limit() -> None
     [
         ({"framework": "megatron", "gpus": 24, "cp": 3}, True),
         ({"framework": "torchtitan", "gpus": 8, "cp": 4, "seq_len": 8196}, True),
+        ({"framework": "megatron", "gpus": 8, "cp": 4, "cp_kind": "a2a", "seq_len": 8196}, True),
         ({"framework": "megatron", "gpus": 8, "cp": 4}, False),
         ({"framework": "deepspeed", "gpus": 8, "cp": 4, "zero": 3, "seq_len": 8196}, False),
     ],
