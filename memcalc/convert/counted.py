@@ -244,7 +244,7 @@ def _text(c: Keys, row: Row, about: Flat) -> tuple[Model, int]:
         raise InputError(f"config key {key}", data, "must be given: the text model's sizes")
     kind, keys = data.get("model_type", usual), Keys(data, f"{key}.")
     if not isinstance(kind, str) or kind not in _TEXT_MODELS:
-        allowed = f"the text model of this {about['family']} is none of those that are read_parts"
+        allowed = f"the text model of this {about['family']} is none of those that are read"
         raise UnknownNameError(f"config key {key}.model_type", kind, allowed, _TEXT_MODELS)
     model = from_flat({**DECODERS[kind](keys), **about}) if kind in DECODERS else COUNTED[kind](keys, dict(about))
     inner = keys.get("intermediate_size")

@@ -257,6 +257,8 @@ def qwen2_moe(c: Keys) -> Flat:
 
 def qwen3_moe(c: Keys) -> Flat:
     """Qwen 3 with experts; told to, a window in all blocks."""
+    for key, value in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
+        c.only(key, value)  # of Qwen3-Coder's config; no class reads them
     flat = decoder(c, (151936, 2048, 6144, 24, 32, 4, None, 32768), **activation(c), **attention_bias(c))
     moe = _qwen_experts(c, 128, 8, 768, flat["n_layers"])
     return {**flat, **_told_window(c, None, flat["n_layers"]), "qk_norm": "head", "moe": moe}

@@ -16,6 +16,7 @@ _HARMLESS = frozenset(key for text in _TABLES["harmless"].values() for key in te
 _HARMLESS_STARTS = ("_", "init_std", "initializer", "summary_", "output_", "mask_time", "mask_feature", "router_jitter")
 _HARMLESS_ENDS = ("_token_id", "_token_index", "_eps", "_epsilon", "_jitter_noise", "_scaling_factor", "_layerdrop",
                   "_loss_coef")  # fmt: skip
+_HARMLESS_FALSE = ("add_cross_attention",)
 ACTIVATIONS: dict[str, str] = _TABLES["activations"]
 """Names of Transformers, and how the class behind each computes."""
 Flat = dict[str, Any]
@@ -167,7 +168,8 @@ class Keys:
     def refuse_rest(self) -> None:
         """Refuse the first key that nobody took and that is not known to be harmless."""
         for key, value in self._data.items():
-            if key not in self._taken and not harmless(key) and value is not None:
+            unsaid = value is None or (value is False and key in _HARMLESS_FALSE)
+            if key not in self._taken and not harmless(key) and not unsaid:
                 allowed = "it may change the memory, and is not understood for this model_type"
                 raise UnknownNameError("config key", self._where + key, allowed, self._taken)
 

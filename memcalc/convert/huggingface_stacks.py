@@ -25,9 +25,9 @@ from memcalc.specs.model import BlockGroup, Lookup, Model, Outside, Tail, TowerE
 _LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 _UNREAD = """
     num_logits_to_keep attention_bias attention_dropout sliding_window use_mamba_kernels expand mamba_expand
-    time_step_min time_step_max time_step_limit time_step_floor mamba_dt_min mamba_dt_max mamba_dt_limit
+    time_step_min time_step_max time_step_limit time_step_floor time_step_rank mamba_dt_min mamba_dt_max mamba_dt_limit
     mamba_dt_init_floor mamba_proj_bias mamba_ssm_cache_dtype n_shared_experts moe_shared_expert_overlap
-    mtp_layers_block_type mtp_hybrid_override_pattern residual_in_fp32 hidden_dropout rescale_prenorm_residual
+    mtp_layers_block_type residual_in_fp32 hidden_dropout rescale_prenorm_residual
     routed_scaling_factor tie_word_embeddings
 """
 """Keys that its class does not read, or that move no size."""

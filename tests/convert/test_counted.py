@@ -102,7 +102,8 @@ def test_parameters_equal_those_of_the_default_class(kind: str) -> None:
      ("PegasusForConditionalGeneration", {"encoder_layers": 2, "decoder_layers": 3}),
      ("ElectraForMaskedLM", {"num_hidden_layers": 2, "embedding_size": 256}),
      ("MarianMTModel", {"encoder_layers": 2, "decoder_layers": 3}),
-     ("RemBertForMaskedLM", {"num_hidden_layers": 2})],
+     ("RemBertForMaskedLM", {"num_hidden_layers": 2}),
+     ("GlmMoeDsaForCausalLM", {"num_hidden_layers": 9, "index_topk_freq": 4, "index_skip_topk_offset": 3})],
 )  # fmt: skip
 def test_another_class_of_the_family_has_its_own_count(name: str, keys: dict[str, Any]) -> None:
     ours, real = compared(name, **keys)
@@ -136,6 +137,24 @@ RELEASED: list[tuple[int, dict[str, Any]]] = [
 @pytest.mark.parametrize(("parameters", "config"), RELEASED)
 def test_a_released_hybrid_has_the_parameters_of_its_checkpoint(parameters: int, config: dict[str, Any]) -> None:
     assert model_count(from_huggingface(config)).total == parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [({"model_type": "minimax_m2", "num_hidden_layers": 2},
+      {"use_mtp": True, "num_mtp_modules": 3, "mtp_transformer_layers": 1}),
+     ({"model_type": "qwen3_moe", "num_hidden_layers": 2},
+      {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0, "add_cross_attention": False}),
+     ({"model_type": "deepseek_v32", "num_hidden_layers": 4}, {"moe_layer_freq": 1}),
+     ({"model_type": "glm_moe_dsa", "num_hidden_layers": 4}, {"moe_layer_freq": 1, "indexer_rope_interleave": True}),
+     ({"model_type": "nemotron_h", "num_hidden_layers": 2, "hybrid_override_pattern": "M-"}, {"time_step_rank": 512}),
+     ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", "num_hidden_layers": 4},
+       "vision_config": {"hidden_size": 48, "num_hidden_layers": 2}},
+      {"vision_config": {"vt_hidden_size": 48, "vt_num_hidden_layers": 2, "init_pos_emb_time": 4}})],
+)  # fmt: skip
+def test_what_a_released_config_says_beside_moves_no_size(config: dict[str, Any], keys: dict[str, Any]) -> None:
+    """Authors write what their own code reads: further heads that Transformers does not build, other names of sizes."""
+    assert model_count(from_huggingface({**config, **keys})) == model_count(from_huggingface(config))
 
 
 def test_a_pattern_of_letters_tells_the_layers_of_nemotron_h() -> None:
