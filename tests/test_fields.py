@@ -448,7 +448,7 @@ CHOICES = {
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
         "calls_sdpa",
         "attention_library", "evaluation_cache", "evaluation_logits", "reduces_as", "autocast_over_shards", "lora_rank",
-        "ends_in_split", "pipeline_keeps_weights",
+        "ends_in_split", "pipeline_keeps_weights", "unsharded_alone",
     },
     "BlockConfig": {"windowed", "gathered_input_saved"},
     "GPU": {"name", "vendor", "nvidia_smi_bytes", "nvlink_bytes_per_s", "gpus_per_node", "flash_attention"},

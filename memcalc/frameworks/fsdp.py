@@ -69,7 +69,10 @@ _TITAN = "torchtitan {} parallelize_llama.py, model.py, components/loss.py, run_
 TITAN_2024_03 = like(
     FSDP2,
     "torchtitan",
+    zero=(3, 2, 0),
     capabilities=support.TITAN_2024,
+    # distributed/utils.py, maybe_enable_amp, and parallelize_llama.py until 00b7f5693 of April 2026
+    unsharded_alone=True,
     widths=FLOAT8,
     float8=TORCHAO,
     schedules=("1f1b", "gpipe"),
@@ -107,6 +110,7 @@ TITAN_2024_11 = like(
 TITAN_2025_08 = like(
     TITAN_2024_11,
     "torchtitan",
+    capabilities=support.TITAN_AMP,  # 0b44d4c43 of June 2025
     schedules=FSDP2.schedules,  # 3996b634a of February 2025: ScheduleZBVZeroBubble; 803906b8f of August: DualPipeV
     kernels="fused",
     optimizer_impl="fused",
@@ -140,6 +144,8 @@ TITAN_2026_02 = like(TITAN_2025_12, "torchtitan", repeats_keys=False, source=_TI
 TORCHTITAN = like(
     TITAN_2026_02,
     "torchtitan",
+    zero=(3, 2),
+    unsharded_alone=False,
     capabilities=support.TITAN_CHUNKED,
     own_code=OwnCode(attention={"packed_qkv": True}),
     # experiments/graph_trainer/memory_policy.py of 27aa49077

@@ -132,6 +132,8 @@ class Habits:
     """Units are flat parameters, gathered in a stream of their own (FSDP 1)."""
     casts_inputs: bool = False
     """Each unit casts what it is given to the width of its weights (``cast_forward_inputs`` of FSDP 2)."""
+    unsharded_alone: bool = False
+    """A single data-parallel rank has no FSDP: stage 0, which is for it alone (torchtitan until April 2026)."""
     split_root: bool = False
     """The embedding is a unit of its own, apart from final norm and head; else the three are one (FSDP)."""
     keeps_last_block: bool = False
@@ -278,8 +280,7 @@ class Habits:
     zeroes_gradients: bool = False
     """Gradients are filled with zeros after a step, and so never go (``zero_grad`` before PyTorch 2.0)."""
     whole_accumulation: bool = False
-    """All micro-batches of a step but the last run without synchronisation, so that under FSDP their gradients are
-    added up whole on each rank (``no_sync``)."""
+    """Gradients of all micro-batches but the last are added up whole on each rank of FSDP (``no_sync``)."""
     mixed_units: bool = False
     """Adapters are in one flat parameter with the frozen weights of their block (FSDP 1, ``use_orig_params``)."""
     lora_rank: int = 16

@@ -121,13 +121,11 @@ LAUNCHED = Capabilities(
 FSDP2 = replace(SCRIPT, tuned=LAUNCHED)
 FSDP1 = replace(LAUNCHED, recompute=recompute("every"), parallel=Support(("dp", "hsdp")), uneven=Support())
 """FSDP 1 under Accelerate, whose hybrid strategies shard within a node."""
+_TITAN_PRECISIONS = ("bf16-mixed", "fp32", "bf16", "fp8-mixed")
 TITAN = Capabilities(
-    zero=Support(("3", "2")),
+    zero=Support(("3", "2", "0")),
     precision=support_of(
-        ("bf16-mixed", "fp32", "bf16", "fp8-mixed"),
-        ("fp16-mixed", "fp16-autocast"),
-        needs.FP16,
-        **{"bf16-autocast": needs.AUTOCAST},
+        _TITAN_PRECISIONS, ("fp16-mixed", "fp16-autocast"), needs.FP16, **{"bf16-autocast": needs.AUTOCAST}
     ),
     recompute=recompute("every", "selective-ops"),
     offload=offloads(
@@ -157,6 +155,11 @@ TITAN = Capabilities(
             ("fsdp_schedule", ("simple",)),
             "compile parts of SimpleFSDP's model yourself (it compiles the whole model)",
         ),
+        Clash(
+            ("zero", ("0",)),
+            ("parallel", ("dp", "cp")),
+            why="torchtitan shards over data-parallel and context ranks wherever there are two: --zero 3 or 2",
+        ),
     ),
 )
 """torchtitan, whose losses and schedules its eras have; stages are cut where the config names their modules."""
@@ -164,11 +167,29 @@ TITAN_2024 = replace(
     TITAN, parallel=Support(TITAN.parallel.direct[:-1], {**TITAN.parallel.code, "hsdp": needs.REPLICAS})
 )
 """Before ``data_parallel_replicate_degree`` (db6b39acd of September 2024)."""
-TITAN_DEEPEP = replace(TITAN, moe_dispatcher=Support(("alltoall", "deepep")))
+TITAN_AMP = replace(
+    TITAN,
+    precision=support_of((*_TITAN_PRECISIONS, "bf16-autocast"), ("fp16-mixed", "fp16-autocast"), needs.FP16),
+    clashes=(
+        *TITAN.clashes,
+        *(
+            Clash(("precision", ("bf16-autocast",)), side, needs.AUTOCAST)
+            for side in (("zero", ("3", "2")), ("parallel", ("tp+sp", "tp", "pp")))
+        ),
+    ),
+)
+"""With autocast on a single GPU (``maybe_enable_amp``)."""
+TITAN_DEEPEP = replace(TITAN_AMP, moe_dispatcher=Support(("alltoall", "deepep")))
 """With ``expert_parallel_comm_backend`` (distributed/deepep of December 2025)."""
 _CODE = {name: text for name, text in needs.LOSS.items() if name not in ("chunked", "parallel")}
 _CHUNKED = "write the configuration of a torchtitan after 0.2.2 in Python (loss=ChunkedCELoss.Config()) yourself"
-TITAN_CHUNKED = replace(TITAN_DEEPEP, loss=Support(("standard", "parallel"), {**_CODE, "chunked": _CHUNKED}))
+TITAN_CHUNKED = replace(
+    TITAN,
+    zero=Support(("3", "2")),
+    clashes=TITAN.clashes[:-1],
+    moe_dispatcher=TITAN_DEEPEP.moe_dispatcher,
+    loss=Support(("standard", "parallel"), {**_CODE, "chunked": _CHUNKED}),
+)
 """With the chunked loss of components/loss.py at 786e26f8e, whose configurations are no TOML."""
 _AUTOCAST = support_of(
     ("fp32", "bf16-autocast", "fp16-autocast", "bf16"), (), **{"bf16-mixed": needs.MASTER, "fp16-mixed": needs.MASTER}

@@ -123,9 +123,9 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     defaults.check_needs(request, model, searched=False)
     layout = one_layout(request, habits, model)
     defaults.note_network(request, node, layout.gpus)
-    zero = int(request.get("zero", defaults.usual_stage(request, habits, layout.gpus)))
+    zero = defaults.stage_for(request, habits, layout.gpus)
     frozen = defaults.is_frozen(request)
-    able = defaults.precisions_for(gpu, habits, zero, frozen=frozen)
+    able = defaults.precisions_for(gpu, habits, zero, frozen=frozen, split=layout.tp * layout.pp > 1)
     precision = str(request.get("precision", [*known_precisions(model, able), *able][0]))
     defaults.check_precision(precision, gpu, habits, zero, frozen=frozen)
     micro_batch = int(request.get("micro_batch", 1))
@@ -290,14 +290,14 @@ def _grid(
     for name in ("optimizer", "offload_to"):
         if name not in request.given and name not in request.choices:
             del job_request.given[name]
-    frozen = defaults.is_frozen(request)
-    able = defaults.precisions_for(gpu, habits, job_request.given.get("zero", 3), frozen=frozen)
-    able = [name for name in able if name != "fp32" or not defaults.grouped(model)]
+    frozen, zero = defaults.is_frozen(request), defaults.searched_stage(job_request, habits, gpus)
+    able = defaults.precisions_for(gpu, habits, zero, frozen=frozen, split=gpus > 1)
+    able = [name for name in able if name != "fp32" or not defaults.grouped(model)] or able
     able = usual(request, habits, model, "precision", known_precisions(model, able))
     runs = [name for name in habits.widths if gpu.supports(name.split("-")[0])]
     precisions = _values(job_request, "precision", able, runs, "searched: {}")
     for precision in precisions:
-        defaults.check_precision(precision, gpu, habits, job_request.given.get("zero", 3), frozen=frozen)
+        defaults.check_precision(precision, gpu, habits, zero, frozen=frozen)
     fixed = fixed_part(job_request, habits, model, gpu, precisions, gpus, sharded=False)
     check_narrow(fixed, precisions)
     check_countable(model, fixed.seq_len, 1, attention=fixed.attention)
@@ -312,7 +312,7 @@ def _grid(
     sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
     divisors = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
     recomputes = direct.allowed(policies_for(model, direct.policies(model)), fixed, precisions, habits)
-    zeros = defaults.zero_stages(job_request, habits)
+    zeros = defaults.zero_stages(job_request, habits, gpus)
     offloads = usual(request, habits, model, "offload", offloads_of(habits))
     return Grid(
         fixed,

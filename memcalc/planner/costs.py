@@ -126,8 +126,10 @@ def legal(grid: Grid) -> Array:
     able = able & even_over_chunks(grid)
     if any(layout.dp_replicate > 1 for layout in grid.layouts):
         able = able & ((grid.degree("dp_replicate") == 1) | grid.zero_from(2 if grid.habits.full_shard else 1))
-    if 0 in grid.zeros:  # one rank has nothing to shard, unless what is offloaded needs a stage
-        moved = params | (grid.offloaded("optimizer") == 1)
+    if (
+        0 in grid.zeros or grid.habits.unsharded_alone
+    ):  # one rank has nothing to shard, unless what is offloaded needs a stage
+        moved = (params | (grid.offloaded("optimizer") == 1)) & (not grid.habits.unsharded_alone)
         able = able & ((grid.degree("dp") * grid.degree("cp") > 1) | ~grid.zero_from(1) | moved)
     if grid.habits.pipeline_engine != "none":
         able = able & ((grid.degree("pp") == 1) | (grid.zero <= 1))

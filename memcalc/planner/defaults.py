@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, MissingError, UncountedError
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
 
 
-def precisions_for(gpu: GPU, habits: Habits, zero: int = 3, *, frozen: bool = False) -> list[str]:
+def precisions_for(gpu: GPU, habits: Habits, zero: int = 3, *, frozen: bool = False, split: bool = False) -> list[str]:
     """Precisions with fp32 accuracy of the update that the GPU and the framework have, the usual one first.
 
     What the framework can be told goes before what needs code of one's own, and where none of it computes in 16 bits,
-    16-bit weights do.
+    16-bit weights do. Autocast that stands in for FSDP on a single GPU is not that of several (``split``).
     A ``frozen`` base has 16 bits, since nothing is added to it: adapters have a width of their own, or where the engine
     casts them too an fp32 master.
     """
@@ -41,6 +42,8 @@ def precisions_for(gpu: GPU, habits: Habits, zero: int = 3, *, frozen: bool = Fa
     wanted = wanted if {*wanted[:2]} & {*direct} else [dtype, *wanted]
     known = [name for name in wanted if name in habits.widths and gpu.supports(name.split("-")[0])]
     known = [name for name in known if not (unsharded and name.endswith("-mixed"))]
+    if habits.unsharded_alone:
+        known = [name for name in known if not name.endswith("-autocast") or (name in direct and not split)]
     return sorted(known, key=lambda name: name not in direct)
 
 
@@ -54,6 +57,9 @@ def check_precision(name: str, gpu: GPU, habits: Habits, zero: int, *, frozen: b
         raise CombinationError("precision", name, f"{habits.name} is modelled with {', '.join(habits.widths)}")
     if habits.full_shard and zero == 0 and name.endswith("-mixed") and not frozen:
         autocast = name.replace("-mixed", "-autocast")
+        if habits.unsharded_alone:
+            allowed = f"{habits.name} mixes it by FSDP, which needs two data-parallel ranks"
+            raise CombinationError("precision", name, f"{allowed}; use fp32 or bf16, or bf16-autocast on a single GPU")
         raise CombinationError(
             "precision", name, f"{habits.name} supports it with --zero 2 or 3 only; use {autocast} or bf16"
         )
@@ -168,10 +174,29 @@ def ends_weigh(request: Request, habits: Habits, pp: int) -> bool:
     return habits.ends_in_split and pp > 1 and not any(name in request.given["fields"] for name in SPLITS)
 
 
-def usual_stage(request: Request, habits: Habits, gpus: int) -> int:
-    """The sharding stage where none is given."""
-    stages = zero_stages(request, habits)
-    return 3 if habits.shards_over_ranks and gpus > 1 and 3 in stages else stages[0]
+def stage_for(request: Request, habits: Habits, gpus: int) -> int:
+    """The sharding stage, as given or the usual one; shards of a rank that has none are refused."""
+    stages, alone = zero_stages(request, habits, gpus), _is_alone(request, habits, gpus)
+    usual = 3 if habits.shards_over_ranks and gpus > 1 and 3 in stages else stages[0]
+    zero = int(request.get("zero", usual))
+    lacks = f"{habits.name} has no FSDP on one data-parallel rank"
+    if alone and zero:
+        raise CombinationError("zero", zero, f"{lacks}: --zero 0")
+    if alone and request.given.get("offload"):
+        raise CombinationError("offload", ",".join(request.given["offload"]), f"{lacks}, which offloads")
+    if alone and gpus > 1 and "precision" not in request.given:
+        request.assumptions["mixed precision"] = "none (by FSDP, which needs two data-parallel ranks)"
+    return zero
+
+
+def searched_stage(request: Request, habits: Habits, gpus: int) -> int:
+    """The sharding stage that a search's precisions stand beside: as given, else 3, or 0 where no rank can share."""
+    return stage_for(request, habits, gpus) if _is_alone(request, habits, gpus) else int(request.given.get("zero", 3))
+
+
+def _is_alone(request: Request, habits: Habits, gpus: int) -> bool:
+    """Whether the degrees that are given leave a single data-parallel rank, which the framework does not shard."""
+    return habits.unsharded_alone and gpus == prod(request.given.get(name) or 1 for name in ("tp", "pp"))
 
 
 def usual_recompute(habits: Habits, model: Model, gpus: int, zero: int) -> str:
@@ -276,14 +301,20 @@ def check_engine(request: Request, habits: Habits) -> None:
         raise CombinationError("zero", stage, f"{habits.name}'s pipeline engine has stages 0 and 1 only")
 
 
-def zero_stages(request: Request, habits: Habits) -> tuple[int, ...]:
-    """The sharding stages that can be had with the pipeline and optimizer asked for, the default first."""
+def zero_stages(request: Request, habits: Habits, gpus: int = 0) -> tuple[int, ...]:
+    """The sharding stages that can be had with the pipeline and optimizer asked for, the default first.
+
+    Without ``gpus`` those of the job: as many as are given, or the fewest.
+    """
+    ranks = (request.given.get(name) or 1 for name in DEGREES if name not in ("ep", "dp_replicate"))
+    if _is_alone(request, habits, gpus or max(request.given.get("gpus") or 1, prod(ranks))):
+        return (0,)
     piped = habits.pipeline_engine != "none" and request.given.get("pp", 1) > 1
     name = str(request.given.get("optimizer", BY_NAME["optimizer"].default))
     gathers = habits.engine and request.given.get("fields", {}).get("float8_all_gather", False)
     able = tuple(stage for stage in habits.zero if stage or not gathers)
     if habits.pipeline_keeps_weights and request.given.get("pp", 1) > 1:
-        able = tuple(sorted(able))
+        able = tuple(sorted(able, key=lambda stage: stage or max(able) + 1))
     return tuple(stage for stage in able if (stage <= 1 or not piped) and runs_on(name, habits, stage))
 
 

@@ -54,10 +54,11 @@ def check_optimizer(request: Request, habits: Habits, stages: tuple[int, ...]) -
     name = str(request.given.get("optimizer", "adamw"))
     pinned = request.given.get("zero")
     tried = stages if pinned is None else (pinned,)
-    if not any(runs_on(name, habits, stage) for stage in tried):
+    alone = not habits.unsharded_alone or pinned == 0 or request.given.get("gpus") == 1
+    if not any(runs_on(name, habits, stage) for stage in tried if stage or alone):
         kind = _kind(name, habits)
         shards = f"the shards of {habits.name} are {SHARDS[form_of(habits, kind)]}, and {kind.refusal}"
-        unsharded = "--zero 0" if 0 in habits.zero else "--framework ddp, hf or plain"
+        unsharded = "--zero 0" if 0 in habits.zero and alone else "--framework ddp, hf or plain"
         raise CombinationError("optimizer", name, f"{shards}; use {unsharded}")
     if name == GALORE:
         _check_galore(request, habits)

@@ -117,20 +117,23 @@ def _attention(job: MergedJob, dirs: tuple[str, ...]) -> None:
 
 
 def _unsharded(job: MergedJob) -> None:
-    """Torchtitan on a single data-parallel rank, where FSDP mixes no precision (``maybe_enable_amp`` until April 2026).
+    """Torchtitan on a single data-parallel rank, which FSDP does not shard (``maybe_enable_amp`` until April 2026).
 
-    Split over TP or PP it trains in fp32, and so it counts; a single GPU runs under autocast, of which it warns.
+    Split over TP or PP it trains in fp32, and a single GPU under autocast, since June 2025.
     """
-    origin = job.origins.get("framework")
-    if origin is None or origin[1].value.partition("@")[0] != "torchtitan" or int(job.options.get("cp", 1)) > 1:
+    framework, ways = str(job.options.get("framework") or ""), job.ways
+    alone = int(job.options.get("cp", 1)) == 1 and int(job.options["gpus"]) <= ways
+    if not framework or not alone or not (habits := habits_of(framework)).unsharded_alone:
         return
-    if job.ways > 1 >= int(job.options["gpus"]) // job.ways and job.options.get("precision") == "bf16-mixed":
-        message = "one data-parallel rank has no FSDP, which alone mixes precision under TP and PP: it trains in fp32"
-        job.note("warning", "MC004", "precision", message, "two data-parallel ranks")
-        job.options["precision"] = "fp32"
-    elif int(job.options["gpus"]) <= job.ways:
-        why = "FSDP needs 2 data-parallel ranks; estimated on 1"
-        job.note("warning", "MC002", "framework", f"one data-parallel rank changes memory but is not counted: {why}")
+    if "zero" in job.origins:
+        job.options["zero"] = 0
+        job.table("strategy.reshard").pop("strategy.reshard", None)
+    if job.options.get("precision") == "bf16-mixed" and "precision" in job.origins:
+        autocast = ways == 1 and habits.capabilities.precision.needs("bf16-autocast") == ""
+        job.options["precision"] = "bf16-autocast" if autocast else "fp32"
+        what = "it runs under autocast" if autocast else "it trains in fp32"
+        message = f"one data-parallel rank has no FSDP, which alone mixes precision: {what}"
+        job.note("note" if autocast else "warning", "MC004", "precision", message, "two data-parallel ranks")
 
 
 def _folder(job: MergedJob) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.errors import InputError
+from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import habits_of, megatron
 
 
@@ -57,3 +57,28 @@ def test_a_report_of_2023_agrees_with_the_attention_of_its_time() -> None:
         global_batch=64, seq_len=96, recompute="none",
     )  # fmt: skip
     assert found.peak.device == pytest.approx(17e9, rel=0.05)
+
+
+ALONE = [("2024-11", "fp32", 0), ("2026-02", "bf16-autocast", 0), ("2026-05", "bf16-mixed", 3)]
+"""torchtitan of the month, what it computes in on a single GPU, and its stage there."""
+
+
+@pytest.mark.parametrize(("era", "precision", "stage"), ALONE)
+def test_torchtitan_mixes_precision_on_one_data_parallel_rank_as_of_its_time(
+    era: str, precision: str, stage: int
+) -> None:
+    """parallelize_llama.py and maybe_enable_amp of 2024-11, 0.2.2 and main (00b7f5693 of April 2026, #2900)."""
+    job: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h200", "framework": f"torchtitan@{era}", "seq_len": 2048}
+    single = memcalc.estimate(**job, gpus=1).strategy
+    split = memcalc.estimate(**job, gpus=4, tp=4).strategy
+    whole = stage == 3
+    assert (single.precision, single.zero) == (precision, stage)
+    assert (split.precision, split.zero) == ("bf16-mixed" if whole else "fp32", stage)
+    assert memcalc.estimate(**job, gpus=4, tp=2).strategy.precision == "bf16-mixed"
+    if not whole:
+        for words in ({"precision": "bf16-mixed"}, {"zero": 3}, {"offload": "params"}):
+            with pytest.raises(CombinationError, match="FSDP"):
+                memcalc.estimate(**job, gpus=4, tp=4, **words)
+        found = memcalc.plan(**job, gpus=4, top=20)
+        assert all(plan.strategy.dp * plan.strategy.cp > 1 for plan in found.plans)
+        assert memcalc.plan(**job, gpus=1).plans[0].strategy.precision == precision

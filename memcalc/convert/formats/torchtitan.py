@@ -304,7 +304,8 @@ def _require_started(job: ConfigJob, name: str) -> None:
     sharded = plan.dp * plan.cp > 1
     alone = "by FSDP alone, which needs two data-parallel ranks"
     job.require(sharded or not plan.offload, "offload", f"torchtitan offloads {alone}: drop --offload")
-    even = sharded or plan.precision in ("bf16", "fp32")
+    single = plan.tp * plan.pp == 1 and plan.precision == "bf16-autocast"  # the amp of one GPU
+    even = sharded or single or plan.precision in ("bf16", "fp32")
     job.require(even, "precision", f"torchtitan mixes precision {alone}: --precision bf16 or fp32")
 
 
@@ -338,7 +339,8 @@ def _parallel_fields(job: ConfigJob) -> dict[str, Any]:
     job.require(plan.cp == 1 or plan.cp_kind != "a2a", "cp-kind", "torchtitan has ring and allgather")
     unsplit = plan.moe_dispatcher != "deepep" or (plan.etp or plan.tp) == 1
     job.require(unsplit, "moe-dispatcher", "torchtitan runs DeepEP over experts that TP does not split: strategy.etp 1")
-    policy = plan.reshard if plan.reshard != "default" else "default" if plan.zero == 3 or plan.pp > 1 else "never"
+    usual = plan.zero != 2 or plan.pp > 1
+    policy = plan.reshard if plan.reshard != "default" else "default" if usual else "never"
     job.require(plan.zero == 3 or policy != "always", "zero", "always resharding is --zero 3")
     policy = "always" if plan.zero == 3 and plan.pp > 1 and policy == "default" else policy
     rotation, prefix = "alltoall" if plan.cp_kind == "ring" else "allgather", "parallelism"

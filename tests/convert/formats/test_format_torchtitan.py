@@ -37,6 +37,8 @@ HERE = Path(__file__).parents[2]
 CONFIGS = HERE / "configs" / "torchtitan"
 DEFAULTS: dict[str, Any] = json.loads((HERE / "schemas" / "torchtitan-0.2.2.json").read_text())["defaults"]
 NEWEST = "torchtitan@2026-02"
+AFTER = "torchtitan@2026-05"
+"""Of main after that release, where FSDP takes in a single data-parallel rank too."""
 PLAIN = {
     "zero": 3,
     "tp": 1,
@@ -584,9 +586,9 @@ def test_what_the_form_cannot_say_is_refused(words: dict[str, Any], says: str) -
     ({"model": "gpt-oss-20b", "cp": 2}, "splits no sequence"),
     ({"model": "deepseek-v2-lite", "cp": 2}, "splits no sequence"),
     ({"settings": {"strategy.fsdp_schedule": "simple"}, "compile": "model"}, "SimpleFSDP"),
-    ({"tp": 8, "precision": "bf16-mixed"}, "precision.*bf16 or fp32"),
-    ({"gpus": 1, "precision": "bf16-mixed"}, "precision.*bf16 or fp32"),
-    ({"tp": 8, "precision": "bf16", "offload": "params"}, "offload.*FSDP alone"),
+    ({"framework": AFTER, "tp": 8, "precision": "bf16-mixed"}, "precision.*bf16 or fp32"),
+    ({"framework": AFTER, "gpus": 1, "precision": "bf16-mixed"}, "precision.*bf16 or fp32"),
+    ({"framework": AFTER, "tp": 8, "precision": "bf16", "offload": "params"}, "offload.*FSDP alone"),
 ])  # fmt: skip
 def test_what_the_release_does_not_start_is_refused(words: dict[str, Any], says: str) -> None:
     """0.2.2: models/*/__init__.py and args.py, experiments/__init__.py, distributed/utils.py (maybe_enable_amp)."""
