@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-import memcalc
 from memcalc.cli import plans
 from memcalc.cli.options import (
     CHART,
@@ -144,14 +143,19 @@ def plan(
     return code
 
 
-@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION, *DETAILS, *CHART, *TIMELINE)
-def estimate(**options: Any) -> int:
+_Shown = Annotated[
+    str | None, typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON, in the place of a job.")
+]
+
+
+@command("Will it fit?", free, *MODULE, *PRESETS, *DESTINATION, *DETAILS, *CHART, *TIMELINE)
+def estimate(plan: _Shown = None, **options: Any) -> int:
     """Estimate the memory of one strategy, and whether it fits."""
     from memcalc import report
 
     pictures = picture_targets(options, "chart", "timeline")
     target = destination(options)
-    answer = memcalc.estimate(**with_model(options), timeline="timeline" in pictures)
+    answer = plans.estimated(plan, options, timeline="timeline" in pictures)
     target.show(report.of_estimate(answer))
     draw(pictures, {"chart": "estimate", "timeline": "timeline"}, answer)
     return int(answer.verdict == "does-not-fit")
@@ -170,22 +174,19 @@ _Only = Annotated[
 ]
 
 
-@command("Will it fit?", model_or_module, *PRESETS, *DESTINATION, *DETAILS)
-def explain(*, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
+@command("Will it fit?", free, *MODULE, *PRESETS, *DESTINATION, *DETAILS)
+def explain(plan: _Shown = None, *, fold: _Fold = None, only: _Only = None, **options: Any) -> int:
     """Explain an estimate: every term with formula, values and source."""
     from memcalc import report
     from memcalc.report.explain import folding
 
     target = destination(options)
     folded = folding(fold, only) if fold or only else None
-    answer = memcalc.estimate(**with_model(options))
+    answer = plans.estimated(plan, options)
     target.show(report.of_terms(answer, folded))
     return int(answer.verdict == "does-not-fit")
 
 
-_Shown = Annotated[
-    str | None, typer.Argument(metavar="PLAN", help="What plan --save wrote, or plans in JSON, in the place of a job.")
-]
 _Alone = Annotated[
     bool, typer.Option("--estimate", rich_help_panel=SEARCH, help="Show the strategy that is typed; search nothing.")
 ]

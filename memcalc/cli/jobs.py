@@ -22,7 +22,7 @@ from memcalc.cli.options import (
     DETAILS,
     PRESETS,
     calibration,
-    completion,
+    completes,
     free,
     given,
     model_or_module,
@@ -115,11 +115,9 @@ def diff(a: _A, b: _B, *, terms: _Terms = None, **options: Any) -> int:
     return 0
 
 
-_Largest = Annotated[
-    str, typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.", autocompletion=completion("Largest"))
-]
+_Largest = Annotated[str, typer.Argument(metavar="WHAT", help="seq-len, micro-batch or model.")]
 _Smallest = Annotated[
-    str, typer.Argument(metavar="WHAT", help="gpus.", autocompletion=completion("Smallest"), show_default=False)
+    str, typer.Argument(metavar="WHAT", help="gpus.", autocompletion=completes("gpus"), show_default=False)
 ]
 _Tight = Annotated[bool, typer.Option("--tight", help="Also take what fits without a margin for error.")]
 _Step = Annotated[str, typer.Option(metavar="N", help="Only multiples of N.")]

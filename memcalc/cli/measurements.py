@@ -16,6 +16,7 @@ from memcalc.cli.options import (
     OF_A_STEP,
     PRESETS,
     calibration,
+    completes,
     free,
     given,
     module_step,
@@ -98,8 +99,12 @@ def _validate(
 
 
 _Device = Annotated[str, typer.Option(metavar="NAME", help="cuda, cpu (tiny models, counted) or fake (your --module).")]
+_OF_GPUS = completes(presets="gpus")
 _Gpu = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The GPU's preset; by the driver's name of it when left out.")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The GPU's preset; by the driver's name of it when left out.", autocompletion=_OF_GPUS
+    ),
 ]
 _Suite = Annotated[
     str, typer.Option(metavar="NAME", help="full, small (a quick look), steps (of training only) or machine.")
@@ -240,7 +245,9 @@ def _standard_input() -> bytes:
     return content
 
 
-_OfGpu = Annotated[str | None, typer.Option(metavar="NAME", help="Which GPU, where the rows are of several.")]
+_OfGpu = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Which GPU, where the rows are of several.", autocompletion=_OF_GPUS)
+]
 _Install = Annotated[
     bool, typer.Option("--install", help="Keep it in your configuration, where commands for this GPU find it.")
 ]

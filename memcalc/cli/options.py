@@ -7,6 +7,7 @@ from the command line.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -59,18 +60,16 @@ class Shared:
         letter = [f"-{self.letter}"] if self.letter else []
         info = typer.Option(
             declared, *letter, help=self.help, metavar=self.metavar, rich_help_panel=self.panel,
-            show_default=False, autocompletion=self._complete if self.values or self.presets else None,
+            show_default=False, autocompletion=completes(*self.values, presets=self.presets) if self._named else None,
         )  # fmt: skip
         kind: Any = list[str] if self.kind is list else self.kind
         annotation: Any = Annotated[kind if self.required else kind | None, info]
         default = inspect.Parameter.empty if self.required else None
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    def _complete(self, incomplete: str) -> list[str]:
-        from memcalc import catalog
-
-        names = self.values or catalog.names(self.presets.removesuffix("s"))  # type: ignore[arg-type]
-        return [name for name in names if name.startswith(incomplete)]
+    @property
+    def _named(self) -> bool:
+        return bool(self.values or self.presets)
 
 
 @cache
@@ -112,6 +111,40 @@ CHART = (Shared("chart", _OUTPUT, "FILE", "Also write a chart: .svg, .png, .pdf,
 TIMELINE = (Shared("timeline", _OUTPUT, "FILE", "Also chart memory over one step"),)
 
 
+_ASIDE = re.compile(r" *\([^)]*\)|[;.].*| *\[default.*")
+_OPEN = re.compile(r"(?<=[-:])[A-Z].*")
+"""What stands for a number or a name within a value, as in every-K."""
+_NAMED = frozenset({"NAME", "NAME[@VERSION]", "POLICY", "FORMAT", "LIST", "WHAT"})
+"""What stands for a value that the help lists."""
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the names that an option's help lists, one of several words aside.
+
+    >>> listed("Only one reading of 16 bits: pure-16-bit, fp32-master or autocast.")
+    ('pure-16-bit', 'fp32-master', 'autocast')
+    >>> listed("none, every-K or modules:A,B."), listed("Write to FILE")
+    (('none', 'every-', 'modules:'), ())
+    """
+    first, *others = re.split(r", (?:or )?| or ", _ASIDE.sub("", text))
+    names = [name for name in others if " " not in name]
+    return tuple(_OPEN.sub("", name) for name in (first.rpartition(" ")[2], *names)) if names else ()
+
+
+def completes(*names: str, presets: str = "") -> Callable[[str], list[str]]:
+    """Complete a value, or the last of several, from `names` or from those of presets: models, gpus or nodes."""
+
+    def complete(incomplete: str) -> list[str]:
+        from memcalc import catalog
+
+        known = names or catalog.names(presets.removesuffix("s"))  # type: ignore[arg-type]
+        before, last = re.fullmatch(r"(.*[,/])?(.*)", incomplete).groups("")  # type: ignore[union-attr]
+        matches = [name for name in known if name.startswith(incomplete)]
+        return matches or [before + name for name in known if name.startswith(last) and name not in before]
+
+    return complete
+
+
 Options = Shared | Callable[[], tuple[Shared, ...]]
 """An option, or what gives several when a command is built."""
 
@@ -125,6 +158,10 @@ def takes(*options: Options) -> Callable[[Command], Command]:
         shared = [part for option in options for part in ((option,) if isinstance(option, Shared) else option())]
         parts = [*(option.parameter() for option in shared), *parameters]
         parts.sort(key=lambda part: part.kind)
+        for part in parts:
+            _, info = get_args(part.annotation)
+            if info.autocompletion is None and info.metavar in _NAMED and (names := listed(info.help or "")):
+                info.autocompletion = completes(*names)
         command.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
         command.__annotations__ = {part.name: part.annotation for part in parts}
         return command
@@ -144,17 +181,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise InputError("set", text, "must be key=value, such as strategy.reduce_dtype=bf16")
     return key.strip(), value.strip()
-
-
-def completion(names: str) -> Callable[[str], list[str]]:
-    """What completes the argument of ``max`` or ``min``; ``names`` is a choice of :mod:`memcalc.specs.strategy`."""
-
-    def complete(incomplete: str) -> list[str]:
-        from memcalc.specs import strategy
-
-        return [name for name in get_args(getattr(strategy, names)) if name.startswith(incomplete)]
-
-    return complete
 
 
 # --------------------------------------------------------------------------------- a module in the place of a model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import memcalc
 from memcalc.cli.options import with_model
 from memcalc.cli.output import deliver, fail, tell
-from memcalc.errors import CombinationError, InputError
+from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.files import begun_folder, output_path
 from memcalc.units import format_seconds
 
@@ -181,6 +181,20 @@ def report(
     without = "" if markup.draws() else f" {markup.UNDRAWN}"
     deliver(f"{sentence}\nWrote {name}, {path.stat().st_size / 1024:.0f} KiB.{without}\n", None)
     return int(not fits)
+
+
+def estimated(saved: str | None, options: dict[str, Any], *, timeline: bool = False) -> Estimate:
+    """Return the estimate of a job, or of the first plan in a file."""
+    if saved is None:
+        if options["gpu"] is None:
+            raise InputError("gpu", "", "give --gpu, or pass a saved plan")
+        return memcalc.estimate(**with_model(options), timeline=timeline)
+    from memcalc.handoff.review import review_of
+
+    review = review_of(_loaded(saved, {}, options), preset_dirs=tuple(options["preset_dir"] or ()))
+    if review.estimate is None:
+        raise MissingError(f"{saved} has no plan: nothing fits.")
+    return review.estimate
 
 
 def page_target(options: dict[str, Any]) -> tuple[Path, str]:

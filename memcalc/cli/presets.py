@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.options import DESTINATION, PRESETS
+from memcalc.cli.options import DESTINATION, PRESETS, completes
 from memcalc.cli.output import destination
 from memcalc.cli.registry import command
 from memcalc.errors import InputError, UnknownNameError
@@ -17,24 +17,28 @@ Row = dict[str, Any]
 _NEAREST = 5
 
 
-_Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in full, with its sources.")]
+def _name(presets: str) -> Any:
+    complete = completes(presets=presets)
+    return typer.Argument(metavar="NAME", help="Show this one in full, with its sources.", autocompletion=complete)
+
+
 _Search = Annotated[str | None, typer.Option(metavar="TEXT", help="Only those with TEXT in a name, or the nearest.")]
 
 
 @command("Presets", *PRESETS, *DESTINATION)
-def models(name: _Name = None, search: _Search = None, **options: Any) -> int:
+def models(name: Annotated[str | None, _name("models")] = None, search: _Search = None, **options: Any) -> int:
     """List the models, or show one with its sources."""
     return show("models", name, search, options)
 
 
 @command("Presets", *PRESETS, *DESTINATION)
-def gpus(name: _Name = None, search: _Search = None, **options: Any) -> int:
+def gpus(name: Annotated[str | None, _name("gpus")] = None, search: _Search = None, **options: Any) -> int:
     """List the GPUs, or show one with its sources."""
     return show("gpus", name, search, options)
 
 
 @command("Presets", *PRESETS, *DESTINATION)
-def nodes(name: _Name = None, search: _Search = None, **options: Any) -> int:
+def nodes(name: Annotated[str | None, _name("nodes")] = None, search: _Search = None, **options: Any) -> int:
     """List the nodes, or show one with its sources."""
     return show("nodes", name, search, options)
 

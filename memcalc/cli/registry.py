@@ -21,7 +21,6 @@ from memcalc.errors import InputError, MemcalcError, UnknownNameError, shown
 # What ``--help`` shows of a command with many options: those that most people need, and examples, on one screen.
 
 _WIDTH = 80
-_MORE = " \\"
 _FLAGS = 25
 """Columns of an option's name and value; what is longer stands in a line of its own."""
 _SIZES = ("model", "gpu", "gpus", "seq_len", "micro_batch", "global_batch", "framework")
@@ -102,8 +101,9 @@ def _sentence(text: str) -> str:
 
 def _example(command: str) -> list[str]:
     """Return a command within the screen; where it is longer it goes on behind a backslash."""
-    lines = textwrap.wrap(command, _WIDTH - 6, break_long_words=False, break_on_hyphens=False)
-    return [f"  {'  ' if at else ''}{line}{_MORE if line != lines[-1] else ''}" for at, line in enumerate(lines)]
+    from memcalc.report.terminal_rows import broken
+
+    return [f"  {line}" for line in broken(command, _WIDTH - 2)]
 
 
 EXAMPLES = {

@@ -66,7 +66,7 @@ def why(plan: SimulatedPlan, first: Choice, goal: Objective, seconds: StepTime) 
 
 def _tight(plan: SimulatedPlan) -> str:
     if plan.peaks.is_flushed:
-        return f"cached memory fills the GPU, and PyTorch frees it {plan.peaks.often}"
+        return f"cached memory fills the rest of the GPU, and PyTorch frees it {plan.peaks.often}"
     return "fits as predicted, not with the 95% margin"
 
 
@@ -76,7 +76,7 @@ def _role(plan: SimulatedPlan, best: Choice, goal: Objective) -> str:
     first = best.plan
     if plan is first:
         known = {"memory": f"Smallest plan {where}", "throughput": f"Fastest plan {where}"}
-        usual = " without offload and what is seldom done" * best.passes_over
+        usual = ", offload and rarely used layouts aside" * best.passes_over
         return known.get(goal.name, f"Simplest plan within 5% of the fastest{usual}")
     speed = plan.candidate.tokens_per_second_per_gpu / first.candidate.tokens_per_second_per_gpu - 1
     less = (plan.peaks.top.device - first.peaks.top.device) / GIB

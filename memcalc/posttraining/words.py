@@ -261,16 +261,16 @@ def ask(given: Mapping[str, Any], *, searched: bool = False) -> None:
     known = {"algorithm": tuple(RECIPES), "framework": tuple(TOOLKITS)}
     lacking = [f"--{name} ({', '.join(names)})" for name, names in known.items() if name not in given]
     if not {"prompt", "response"} <= given.keys():
-        lacking.append("--prompt and --response, the longest of each")
+        lacking.append("--prompt and --response (the longest of each, in tokens)")
     recipe = RECIPES[given["algorithm"]] if "algorithm" in given else None
     if searched and recipe is not None and recipe.online and not given.get("prompts"):
-        lacking.append("--prompts of a step, and --samples for each of them")
+        lacking.append("--prompts (of a step) and --samples (of each prompt)")
     toolkit = toolkit_of(given["framework"]) if "framework" in given else None
     stated = searched or not given.keys().isdisjoint(("micro_batch", "micro_tokens"))
     if toolkit is not None and not toolkit.micro_batch and not stated:
         lacking.append(f"--micro-batch or --micro-tokens, of which {toolkit.name.partition('@')[0]} has no default")
     if lacking:
-        raise MissingError(f"post-training depends on what only you know: give {'; '.join(lacking)}.")
+        raise MissingError(f"post-training needs more: give {'; '.join(lacking)}.")
 
 
 def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dict[str, Any]:

@@ -351,17 +351,18 @@ def occasion_lines(result: Estimate) -> Iterator[Line]:
     for occasion in result.occasions:
         warned = occasion.certain and not occasion.fits
         if not warned and (not occasion.fits or occasion.allocated > result.peak.allocated):
-            yield Line(_sentence(occasion, result), "text" if occasion.fits else "warning")
+            yield Line(_sentence(occasion, result), "warning")
 
 
 def _sentence(occasion: Occasion, result: Estimate) -> str:
     """How much it needs beside the step, and what it rests on."""
     size, step = gib(occasion.allocated, 1), gib(result.peak.allocated, 1)
-    limit = "" if occasion.fits else f", more than the {gib(result.budget.usable, 1)} GiB that are usable"
     option = OPTIONS.get(occasion.name)
-    hint = f" (by default; say otherwise with --set {option})" if option and not occasion.certain else ""
-    text = f"{occasion.when[0].upper()}{occasion.when[1:]}{hint}"
-    return f"{text}: {size} GiB allocated{limit}; a training step has {step} GiB."
+    hint = f" It is a default: --set {option}." if option and not occasion.certain else ""
+    kind, needs = ("Note", f"takes {size} GiB")
+    if not occasion.fits:
+        kind, needs = "Warning", f"does not fit: {size} of {gib(result.budget.usable, 1)} usable GiB"
+    return f"{kind}: {occasion.when} {needs}; a training step takes {step}.{hint}"
 
 
 def failing(result: Estimate) -> str:

@@ -21,7 +21,7 @@ from memcalc.report.estimate import (
     warned,
 )
 from memcalc.report.plan_words import parts_table, stands_on
-from memcalc.report.tables import Block, Branch, Leaf, Line, Report, Table, Tree, header, made, percent
+from memcalc.report.tables import Block, Branch, Leaf, Line, Report, Table, Tree, header, made, percent, said
 from memcalc.results.estimates import Components, Estimate, TermFacts
 from memcalc.results.names import component_name, phase_name, phase_range
 from memcalc.units import GIB
@@ -84,10 +84,34 @@ def explanation(result: Estimate, folded: Folding | None = None) -> Report:
 
 def _brief(result: Estimate) -> Iterator[Block]:
     """Yield the largest terms at the peak as a table, and how to see all that is said of each."""
-    yield _at_the_peak(result)
+    table = _at_the_peak(result)
+    yield table
+    yield from _symbols(str(row[-1]) for row in (table.narrow or table).rows)
     yield from warned(result.warnings)
     away = sum(not _is_listed(term, result) for term in result.terms)
     yield Line(f"{away} more terms, values and sources: -v · one part: --only activations", "faint")
+
+
+_SYMBOLS = {
+    "N": "GPUs sharing", "n": "how many", "w": "bytes each", "T": "tokens per micro-batch", "h": "hidden size",
+    "E": "parameters of experts", "f": "width of the MLP", "f_e": "width of an expert", "q": "width of queries",
+    "k": "width of keys", "a·d": "width of all heads", "t": "tensor-parallel ranks",
+}  # fmt: skip
+"""What stands for what in the formulas of a screen."""
+_OF_PARTS = {
+    "P_block": "a block's", "P_blocks": "gathered blocks'", "P_head": "the head's",
+    "P_root": "embedding's, norm's and head's",
+}  # fmt: skip
+_SYMBOL = re.compile(r"(?<![\w·])(?:P_blocks?|P_head|P_root|f_e|a·d|[PENnwThfqkt])(?!\w)|(?<=·)[fk](?!\w)")
+
+
+def _symbols(formulas: Iterable[str]) -> Iterator[Line]:
+    """Yield what the symbols of formulas stand for; what is no formula has none."""
+    used = {symbol for formula in formulas if re.search("[·/]", formula) for symbol in _SYMBOL.findall(formula)}
+    parts = ", ".join(f"{symbol} {text}" for symbol, text in _OF_PARTS.items() if symbol in used)
+    counts = [f"P parameters ({parts})" if parts else "P parameters"] if parts or "P" in used else []
+    if used:
+        yield said("Symbols", *counts, *(f"{symbol} {text}" for symbol, text in _SYMBOLS.items() if symbol in used))
 
 
 def _is_listed(term: TermFacts, result: Estimate) -> bool:

@@ -25,7 +25,7 @@ from memcalc.report.tables import (
 )
 from memcalc.results.plans import Fit, Inverse
 from memcalc.specs.job import command_line
-from memcalc.units import format_count
+from memcalc.units import format_count, format_seconds
 
 UNITS = {"seq-len": "tokens", "micro-batch": "sequences per micro-batch", "gpus": "GPUs", "model": ""}
 _FURTHER = 8
@@ -49,7 +49,7 @@ def _brief(result: Inverse, best: Fit) -> Iterator[Block]:
     stated = (item for item in strategy_words(best.strategy) if not item.startswith("offload "))  # the verdict has it
     yield said("With", *stated, _batch(best).partition(" accumulation")[0])
     share = 100 * best.time.mfu
-    yield said("Speed", f"{speed(best.time)} tok/s/GPU", f"MFU {share:.0f}%", f"{best.time.step:.4g} s/step")
+    yield said("Speed", f"{speed(best.time)} tok/s/GPU", f"MFU {share:.0f}%", f"{format_seconds(best.time.step)}/step")
     if result.limit:
         yield said("Limit", result.limit)
     near = _neighbours(result.model_copy(update={"beyond": result.beyond[:_BEYOND]}))
@@ -136,7 +136,7 @@ def _found(result: Inverse, best: Fit) -> Iterator[Block]:
         yield Line(f"Limited by: {result.limit}.", label="Limited by", items=(result.limit,))
     yield _neighbours(result)
     share = 100 * best.time.mfu
-    figures = f"{speed(best.time)} tok/s/GPU", f"MFU {share:.1f}%", f"{best.time.step:.4g} s/step"
+    figures = f"{speed(best.time)} tok/s/GPU", f"MFU {share:.1f}%", f"{format_seconds(best.time.step)}/step"
     yield Line(f"Speed there: {', '.join(figures)}.", label="Speed", items=figures)
 
 
@@ -178,7 +178,8 @@ def margin(device: int, verdict: str, capacity: int, missing: int) -> str:
     if device > capacity:
         return f"over by {gib(device - capacity, 1)} GiB"
     headroom = f"{gib(capacity - device, 1)} GiB headroom"
-    return {"fits": f"fits, {headroom}", "tight": "tight: inside the 95% margin"}.get(
+    tight = "tight: inside the 95% margin" if missing else "tight: fills the GPU with its cache and frees it"
+    return {"fits": f"fits, {headroom}", "tight": tight}.get(
         verdict, f"out of memory: a request lacks {gib(missing, 1)} GiB"
     )
 

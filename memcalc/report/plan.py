@@ -88,7 +88,16 @@ _TABLE = (
     _Field(Column("host", "GiB/node", right=True), lambda plan, _: _host(plan), varies=True),
     _Field(Column("GPU-hours", right=True), lambda plan, _: f"{plan.gpu_hours:.0f}", varies=True),
 )
+
+
+def _policy(plan: Plan, result: Plans) -> str:
+    """Return a policy; the modules of the only one that lists some are told below the table."""
+    listed = {each.strategy.recompute for each in result.plans if each.strategy.recompute.startswith("modules:")}
+    return say.short_policy(plan.strategy.recompute) if len(listed) == 1 else plan.strategy.recompute
+
+
 _BRIEF = {
+    "recompute": _Field(Column("recompute", short=_SHORT), _policy),
     "GiB": _Field(Column("GiB", right=True), lambda plan, _: gib(plan.peak.device, 1)),
     "parallelism": _LAYOUT._replace(column=replace(_LAYOUT.column, title="layout")),
 }
@@ -151,7 +160,8 @@ def _head(result: Plans, *, brief: bool) -> Iterator[Line]:
 def _answer(result: Plans, *, brief: bool) -> Iterator[Line]:
     first, several = result.plans[0], len({plan.gpus for plan in result.plans}) > 1
     mood = "close" if first.unknown else MOODS[first.verdict]
-    strategy = f"{_spread(first)} · recompute {first.strategy.recompute} · micro-batch {say.batch(first)}"
+    spread = say.parallelism(first.strategy).strip("-")
+    strategy = f"recompute {first.strategy.recompute} · micro-batch {say.batch(first)}"
     where = f"{first.gpus} × {result.hardware.gpu}"
     figures = f"{gib(first.peak.device, 1)} of {gib(result.capacity, 1)} GiB per GPU"
     figures += f" ({percent(first.peak.device, result.capacity)}%)"
@@ -159,17 +169,12 @@ def _answer(result: Plans, *, brief: bool) -> Iterator[Line]:
     if several:
         yield Line(_counts(result), "verdict", mood)
         gpus = f"{first.gpus} GPU{'s' * (first.gpus > 1)}"
-        yield Line(f"{gpus}: {strategy}{_off(first, brief=brief)} · {rate}", "verdict")
+        yield Line(f"{gpus}: {spread}{' · ' * bool(spread)}{strategy}{_off(first, brief=brief)} · {rate}", "verdict")
         return
-    spread = say.parallelism(first.strategy)
-    strategy = strategy.replace(_spread(first), where if spread == "-" else f"{spread} on {where}", 1)
-    yield Line(f"{_verdict_of(first)}: {strategy}{_off(first, brief=brief) or ' · no offload'}", "verdict", mood)
+    on = f"{spread} on {where}" if spread else where
+    offload = _off(first, brief=brief) or " · no offload"
+    yield Line(f"{_verdict_of(first)}: {on} · {strategy}{offload}", "verdict", mood)
     yield Line(f"{figures} · {rate} · {format_seconds(first.time.step)}/step", "verdict")
-
-
-def _spread(plan: Plan) -> str:
-    text = say.parallelism(plan.strategy)
-    return "one GPU" if text == "-" else text
 
 
 def _off(plan: Plan, *, brief: bool) -> str:

@@ -166,6 +166,8 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
     ['block-2: the first 2 blocks of each stage']
     >>> list(legend([Some(strategy=Some(recompute=name, pp=1)) for name in ("uniform-2", "uniform-4")]))
     ['uniform-N: N blocks per checkpoint']
+    >>> list(legend([Some(strategy=Some(recompute="modules:mlp,moe_act", pp=1))]))
+    ['modules: mlp, moe_act of each block']
     """
     strategies = [plan.strategy for plan in plans]
     names = dict.fromkeys(strategy.recompute for strategy in strategies)
@@ -175,11 +177,18 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
     texts: dict[str, str | None] = {}
     for name, counted in matches.items():
         if counted is None:
-            texts[name] = _POLICIES.get(name)
+            modules = name.removeprefix("modules:")
+            texts[name] = _POLICIES.get(name) if modules == name else f"{modules.replace(',', ', ')} of each block"
         else:
             number = counted[2] if kinds.count(counted[1]) == 1 else "N"
             texts[f"{counted[1]}-{number}"] = _COUNTED[counted[1]].format(number) + _STAGED * (counted[1] in piped)
-    yield from (f"{name}: {text}" for name, text in texts.items() if text)
+    single = sum(name.startswith("modules:") for name in names) == 1
+    yield from (f"{short_policy(name) if single else name}: {text}" for name, text in texts.items() if text)
+
+
+def short_policy(policy: str) -> str:
+    """Return a recompute policy without the modules that it lists."""
+    return policy.partition(":")[0]
 
 
 def host(plans: Iterable[Plan | Fit]) -> str:

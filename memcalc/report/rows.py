@@ -132,7 +132,7 @@ _SHOWN = (
     (Column("EP", right=True, priority=6), "ep"),
     (Column("replicas", right=True, priority=6), "dp_replicate"),
     (Column("recompute", priority=3), "recompute"),
-    (Column("offload", priority=5), "offload"),
+    (Column("offload", short=(("optimizer", "opt"), ("activations", "act"))), "offload"),
     (Column("micro", right=True, priority=3), "micro_batch"),
     (Column("peak", "GiB", right=True), "device_bytes"),
     (Column("tok/s/GPU", right=True, priority=1), "tokens_per_second_per_gpu"),
@@ -185,13 +185,13 @@ def _counts(result: Swept) -> Table:
 
 def _rows(result: Swept, top: int) -> Table:
     cells = [tuple(_cell(name, row[name]) for _, name in _SHOWN) for row in result.rows[:top]]
-    # degrees that no plan uses are not worth a column
-    used = [index for index, (_, name) in enumerate(_SHOWN) if name not in DEGREES or _used(cells, index)]
+    # a degree above 1 and what is offloaded are never hidden; where no job has one, it is not worth a column
+    used = [index for index, (_, name) in enumerate(_SHOWN) if name not in (*DEGREES, "offload") or _used(cells, index)]
     return Table("Jobs", tuple(column for column, _ in _SHOWN), tuple(cells)).keep(used)
 
 
 def _used(cells: Iterable[tuple[str, ...]], index: int) -> bool:
-    return any(row[index] not in {"", "1"} for row in cells)
+    return any(row[index] not in {"", "1", "none"} for row in cells)
 
 
 def _cell(name: str, value: object) -> str:

@@ -57,7 +57,7 @@ def _brief(result: Served, ways: tuple[Block, ...]) -> Iterator[Block]:
 def _needs(result: Served, stage: EngineStage) -> Line:
     """Return what a GPU of an engine holds that does not start, in one paragraph."""
     inside = [f"{term.name} {gib(term.bytes)}" for term in stage.terms if term.within]
-    outside = [f"outside the budget {term.name} {gib(term.bytes)}" for term in stage.terms if not term.within]
+    outside = [f"outside the budget: {term.name} {gib(term.bytes)}" for term in stage.terms if not term.within]
     left = f"over by {gib(-stage.cache)} GiB" if stage.cache < 0 else f"left for the cache {gib(stage.cache)} GiB"
     label = "Per GPU" if len(result.stages) == 1 else f"Stage {stage.stage}"
     return said(label, *inside, left, *outside)

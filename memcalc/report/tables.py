@@ -84,6 +84,11 @@ class Table:
         rows = tuple(tuple(row[index] for index in indices) for row in self.rows)
         return replace(self, columns=tuple(self.columns[index] for index in indices), rows=rows)
 
+    def in_full(self, index: int, cells: Sequence[str]) -> Table:
+        """Return the table with other cells in one column."""
+        rows = tuple((*row[:index], cell, *row[index + 1 :]) for row, cell in zip(self.rows, cells, strict=True))
+        return replace(self, rows=rows)
+
     def brief(self) -> Table:
         """Return the table with the words of each column shortened."""
         rows = tuple(tuple(map(_shortened, self.columns, row)) for row in self.rows)

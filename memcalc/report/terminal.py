@@ -150,7 +150,7 @@ def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     if line.role == "heading":
         yield Text()
     if line.role == "verdict" and line.mood:
-        yield from rows_of(screen.console, _verdict(screen, line), screen.width)
+        yield from rows_of(screen.console, _verdict(screen, line), screen.width, screen.signs.between)
     elif line.role == "warning":
         text, colon, rest = line.text.partition(": ")
         style = f"bold {ANYWHERE['close']}"
@@ -161,16 +161,18 @@ def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     elif line.label or line.items:
         yield from _labelled(screen, line)
     else:
-        yield from _hanging(screen, line.text, ANYWHERE.get(line.mood) or _STYLES.get(line.role, ""))
+        between = screen.signs.between * (line.role == "verdict")
+        yield from _hanging(screen, line.text, ANYWHERE.get(line.mood) or _STYLES.get(line.role, ""), between)
 
 
-def _hanging(screen: _Screen, text: str, style: str) -> Iterator[Text]:
+def _hanging(screen: _Screen, text: str, style: str, between: str) -> Iterator[Text]:
     """Yield a paragraph; what is set in, or numbered, keeps its place in every row."""
     begin = re.match(r" *(?:\d+\. |→ )?", text)
     first = screen.text(begin[0]) if begin else Text()
     deeper = 2 * bool(re.match(r" +line \d+: ", text))  # so that each finding of a file begins where none goes on
     body = screen.text(text[len(begin[0]) if begin else 0 :])
-    rows = rows_of(screen.console, body, max(screen.width - first.cell_len - deeper, _NARROWEST // 2)) or [Text()]
+    space = max(screen.width - first.cell_len - deeper, _NARROWEST // 2)
+    rows = rows_of(screen.console, body, space, between) or [Text()]
     for index, row in enumerate(rows):
         start = Text(" " * (first.cell_len + deeper)) if index else first
         yield Text.assemble(start, row, style=style)
@@ -224,7 +226,7 @@ def fitted(table: Table, width: int) -> tuple[Table, Table]:
     """Return `table` as `width` holds it, and its columns that are left out.
 
     First the narrow form is taken or words are shortened; then columns go, those that say the same in every row before
-    the others.
+    the others; words that there is room for then are whole again.
     """
     if _total(table) > width and table.narrow is not None:
         table = table.narrow
@@ -237,7 +239,11 @@ def fitted(table: Table, width: int) -> tuple[Table, Table]:
         if not removable:
             break
         columns.remove(max(removable, key=lambda index: (_same(table, index), table.columns[index].priority, index)))
-    return table.keep(columns), full.keep([index for index in range(len(table.columns)) if index not in columns])
+    shown = table.keep(columns)
+    for index, column in enumerate(columns):
+        longer = shown.in_full(index, [row[column] for row in full.rows])
+        shown = longer if _total(longer) <= width else shown
+    return shown, full.keep([index for index in range(len(table.columns)) if index not in columns])
 
 
 def _same(table: Table, index: int) -> bool:

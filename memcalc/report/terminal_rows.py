@@ -59,7 +59,7 @@ def _counted(blocks: tuple[Block, ...], shown: int) -> tuple[Block, ...]:
     more = len(warned) - shown
     if not more:
         return blocks
-    text = _MORE.format(more) if shown else f"{more}: -v"
+    text = _MORE.format(more) if shown else f"{more} warning{'s' * (more > 1)}: -v"
     counted = Line(f"Warning: {text}", "warning")
     left_out = warned[shown + 1 :]
     return tuple(
@@ -90,10 +90,12 @@ _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 """A word of a command; what is quoted is no two words."""
 
 
-def rows_of(console: Console, paragraph: Text, width: int) -> list[Text]:
-    """Return the rows of a paragraph in a width."""
+def rows_of(console: Console, paragraph: Text, width: int, between: str = "") -> list[Text]:
+    """Return the rows of a paragraph in a width; what stands between two of `between` is in one, where one holds it."""
     text = paragraph.copy()
-    text.plain = _TOGETHER.sub(_KEPT, text.plain)
+    facts = text.plain.split(between) if between else []
+    plain = between.join(fact.replace(" ", _KEPT) if cell_len(fact) < width else fact for fact in facts) or text.plain
+    text.plain = _TOGETHER.sub(_KEPT, plain)
     rows = list(text.wrap(console, width))
     for row in rows:
         row.plain = row.plain.replace(_KEPT, " ")

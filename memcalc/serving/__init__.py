@@ -314,8 +314,8 @@ def _refusal(job: EngineJob, stage: EngineStage) -> str:
         )
     if stage.cache <= 0:
         size = sum(term.bytes for term in stage.terms if term.within)
-        budget = f"{_gib(size + stage.cache)} GiB of utilization {job.inputs.utilization:g}"
-        return f"no memory is left for the cache: all else needs {_gib(size)} of the {budget}"
+        budget = f"{_gib(size + stage.cache)} GiB that utilization {job.inputs.utilization:g} gives"
+        return f"weights and buffers need {_gib(size)} of the {budget}: no room for a cache"
     if stage.blocks < sequence_blocks(stage.groups):
         return f"the cache of {_gib(stage.cache)} GiB does not hold one sequence of {job.inputs.max_len} tokens"
     device = _device(job, stage)

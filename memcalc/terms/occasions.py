@@ -266,12 +266,12 @@ def evaluations(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Occasio
         return
     other = without_gradients(census, size)
     ledger, certain = build_ledger(other, workspaces), fixed.eval_micro_batch is not None
-    when = f"evaluation of {size} sequence{'s' * (size > 1)} a rank"
+    when = f"evaluation of {size} sequence{'s' * (size > 1)} per rank"
     suffix = f", the logits of {fixed.eval_batches_kept} batches kept" * bool(fixed.eval_batches_kept)
     outputs = int(np.max(outputs_bytes(other)))
     yield Occasion("evaluation", f"{when}{suffix}", tuple(_evaluation(other, ledger)), certain, outputs)
     if fixed.eval_new_tokens and any(attention.causal for attention in census.model.attentions):
-        text = f"generation of {fixed.eval_new_tokens} tokens for {size} sequence{'s' * (size > 1)} a rank"
+        text = f"generation of {fixed.eval_new_tokens} tokens for {size} sequence{'s' * (size > 1)} per rank"
         yield Occasion("generation", text, tuple(_generation(other, ledger)), certain)
 
 

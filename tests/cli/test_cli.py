@@ -184,6 +184,34 @@ def test_completion_knows_models_and_choices() -> None:
     assert "gpt2" not in completed
 
 
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("max se", {"seq-len"}),
+        ("min ", {"gpus"}),
+        ("models llama-2-7b", {"llama-2-7b"}),
+        ("gpus gb2", {"gb200"}),
+        ("nodes gb200", {"gb200-nvl72"}),
+        ("plan --objective th", {"throughput"}),
+        ("estimate --recompute sel", {"selective-ops", "selective-core-attn"}),
+        ("estimate --recompute ev", {"every-"}),
+        ("plan --recompute none/sq", {"none/sqrt"}),
+        ("estimate --offload optimizer,p", {"optimizer,params"}),
+        ("rl --framework v", {"verl"}),
+        ("serve --engine v", {"vllm"}),
+        ("export plan.json --to tr", {"trainer"}),
+        ("ladder --reading p", {"pure-16-bit"}),
+        ("calibrate probes.toml --gpu gb2", {"gb200"}),
+        ("rl --trainer x", set()),
+    ],
+)
+def test_completion_knows_the_values_that_help_lists(line: str, names: set[str]) -> None:
+    """Also of arguments, and of the last of several values; what is completed is itself a word that works."""
+    completed = run(env={"_MEMCALC_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+                         "_TYPER_COMPLETE_ARGS": f"memcalc {line}"}).output  # fmt: skip
+    assert set(completed.split()) == names
+
+
 def _complete(line: str) -> str:
     asked = {"_MEMCALC_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
     return str(run(env=asked).output)

@@ -121,5 +121,5 @@ def test_a_plan_says_that_the_cache_goes_and_what_keeps_it() -> None:
     )  # fmt: skip
     (plan,) = found.plans
     assert (plan.verdict, plan.flushes) == ("tight", 1)
-    assert plan.why.endswith("Tight: cached memory fills the GPU, and PyTorch frees it once per step.")
+    assert plan.why.endswith("Tight: cached memory fills the rest of the GPU, and PyTorch frees it once per step.")
     assert "--set strategy.expandable_segments=true" in {remedy.change for remedy in found.nearest}

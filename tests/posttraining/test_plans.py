@@ -231,7 +231,7 @@ def test_what_only_the_user_knows_is_asked_for() -> None:
 
 def test_a_plan_asks_for_lengths_and_the_size_of_a_step_at_once() -> None:
     bare = {name: value for name, value in GRPO.items() if name not in {"prompt", "response", "prompts", "samples"}}
-    with pytest.raises(MissingError, match=r"--prompt and --response.*--prompts of a step"):
+    with pytest.raises(MissingError, match=r"--prompt and --response.*--prompts \(of a step"):
         memcalc.plan_rl(**bare)
 
 

@@ -149,17 +149,17 @@ def test_a_change_of_post_training_has_one_verdict() -> None:
 def test_an_engine_without_a_cache_has_a_sum_that_is_read() -> None:
     """What is needed beside what there is, and a minus sign that is one."""
     rows = shown(SERVED)
-    assert "all else needs" in " ".join(rows[:2])
+    assert "weights and buffers need" in " ".join(rows[:2])
     (cache,) = [row for row in shown(f"{SERVED} -v") if row.startswith("KV cache")]
     assert re.fullmatch(r"KV cache +−[\d.]+ +yes", cache)
     needs = " ".join(rows[rows.index(next(row for row in rows if row.startswith("Per GPU"))) :])
     (weights, needed, budget) = (
         float(re.search(pattern, " ".join(rows))[1])  # type: ignore[index]
-        for pattern in (r"weights ([\d.]+)", r"else needs ([\d.]+)", r"of the ([\d.]+) GiB")
+        for pattern in (r"weights ([\d.]+)", r"buffers need ([\d.]+)", r"of the ([\d.]+) GiB")
     )
     assert weights < needed
     assert f"over by {needed - budget:.2f} GiB" in needs
-    assert re.search(r"outside the budget context [\d.]+", needs)
+    assert re.search(r"outside the budget: context [\d.]+", needs)
 
 
 def test_a_sweep_counts_in_words(tmp_path: Path) -> None:

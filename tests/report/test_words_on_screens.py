@@ -1,0 +1,157 @@
+"""What a reader needs on the screen itself: whole facts, symbols that are explained, nothing hidden that decides."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace as Some
+
+import pytest
+from typer.testing import CliRunner
+
+from memcalc.cli.app import app
+from memcalc.cli.registry import EXAMPLES, MAIN, SECOND_EXAMPLES
+from memcalc.report.explain import _symbols
+from memcalc.report.inverse import margin
+from memcalc.report.tables import Column, Document, Line, Table
+from memcalc.report.terminal import draw, fitted
+from memcalc.report.terminal_rows import folds
+from memcalc.units import GIB
+
+pytestmark = pytest.mark.usefixtures("answers_once")
+
+
+@cache
+def shown(line: str, width: int = 80) -> list[str]:
+    done = CliRunner().invoke(app, line.split(), env={"COLUMNS": str(width)})
+    return [*done.stdout.rstrip("\n").splitlines(), *done.stderr.splitlines()]
+
+
+@pytest.mark.parametrize("mood", ["good", ""])
+def test_a_headline_ends_its_rows_between_facts(mood: str) -> None:
+    """No fact is in two rows, unless it is longer than one; with colour its letters are the same."""
+    facts = [
+        "fits: FSDP on 8 × h100",
+        "recompute none",
+        "micro-batch 1 × 16",
+        "no offload",
+        "7432 (5500–9170) tok/s/GPU",
+    ]
+    data = Table("", (), ())
+    for width in range(40, 110):
+        rows = draw(Document((Line(" · ".join(facts), "verdict", mood),), data), width, colour=False).splitlines()
+        assert [fact for row in rows for fact in row.strip(" ·").split(" · ")] == facts
+    long = "does not fit · " + "word " * 30
+    assert max(map(len, draw(Document((Line(long, "verdict", "bad"),), data), 60, colour=False).splitlines())) <= 60
+
+
+def test_words_are_short_only_where_there_is_no_room_for_them() -> None:
+    """A column that goes makes room: what was shortened for it is whole again, as far as it fits."""
+    columns = (
+        Column("layout", short=(("no-reshard", "no-resh"),)),
+        Column("offload", short=(("activations", "act"),)),
+        Column("plan", priority=1),
+    )
+    table = Table("", columns, (("FSDP no-reshard", "activations", "x" * 30), ("FSDP", "-", "y" * 30)))
+    whole, none = fitted(table, 70)
+    assert [whole, len(none.columns)] == [table, 0]
+    narrow, left = fitted(table, 30)
+    assert [cell for row in narrow.rows for cell in row] == ["FSDP no-reshard", "activations", "FSDP", "-"]
+    assert left.rows[0] == ("x" * 30,)
+    tight, _ = fitted(table, 20)
+    assert tight.rows[0] == ("FSDP no-resh", "act")
+    assert fitted(table, 24)[0].rows[0] == ("FSDP no-reshard", "act")
+
+
+def test_warnings_without_room_are_counted_as_such() -> None:
+    blocks = (Line("fits", "verdict", "good"), *(Line(f"Warning: {word}", "warning") for word in ("one", "two")))
+    *_, last = folds(blocks, 60)
+    assert [block.text for block in last if isinstance(block, Line)][1:] == ["Warning: 2 warnings: -v"]
+
+
+def test_a_sweep_never_hides_what_is_offloaded() -> None:
+    """A job that fits only with its states on the host says so at any width; where none does, no column is spent."""
+    from memcalc.report.rows import _SHOWN, _rows
+
+    row = dict.fromkeys((name for _, name in _SHOWN), 1) | {
+        "model": "llama-2-7b", "gpu": "a100-40g", "status": "fits", "precision": "bf16-mixed", "recompute": "full",
+        "tokens_per_second_per_gpu": 2989.0, "mfu": 0.4,
+    }  # fmt: skip
+    rows = [{**row, "offload": "params"}, {**row, "job": 2, "offload": "none"}]
+    for width in (60, 80, 120, 160):
+        text = draw(Document((_rows(Some(rows=rows), 9),), Table("", (), ())), width, colour=False)  # type: ignore[arg-type]
+        assert "offload" in text
+        assert "params" in text
+    text = draw(Document((_rows(Some(rows=rows[1:]), 9),), Table("", (), ())), 160, colour=False)  # type: ignore[arg-type]
+    assert "offload" not in text
+
+
+def test_the_symbols_of_formulas_are_explained_once() -> None:
+    """Those that stand in them, and no word that happens to hold a letter."""
+    (line,) = _symbols(["n · w · ⌈P / N⌉", "w · P_head", "(2·f) · T · w · blocks · n / t", "sum over tensors"])
+    assert line.items == (
+        "P parameters (P_head the head's)", "N GPUs sharing", "n how many", "w bytes each", "T tokens per micro-batch",
+        "f width of the MLP", "t tensor-parallel ranks",
+    )  # fmt: skip
+    assert not list(_symbols(["largest sum alive in the head", "R - A: reserved less allocated", "not sharded"]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "explain --model 7b --gpu a100-40g --gpus 8 --zero 3 --recompute full",
+        "explain --model llama-3-70b --gpu h100 --gpus 64 --tp 8 --pp 4 --framework megatron",
+        "explain --model 8b --gpu rtx-4090 --lora 16 --quantize nf4 --recompute full",
+    ],
+)
+def test_an_explanation_uses_no_symbol_that_it_does_not_explain(line: str) -> None:
+    rows = shown(line)
+    assert len(rows) <= 20
+    at = next(index for index, row in enumerate(rows) if row.startswith("Symbols"))
+    legend = " ".join(rows[at:])
+    formulas = [
+        row[row.index(match[0]) + len(match[0]) :] for row in rows[:at] if (match := re.search(r" \d+\.\d\d  ", row))
+    ]
+    used = {name for text in formulas if "·" in text for name in re.findall(r"(?<!\w)[A-Za-z](?:_\w+)?(?!\w)", text)}
+    assert {"w", "n"} <= used
+    assert all(re.search(rf"(?<!\w){name} \w", legend) for name in used - {"A", "w_reduce"})
+
+
+def test_what_is_tight_says_what_it_lacks() -> None:
+    """The margin, or the cache that is freed: a smaller figure than what fits is no riddle then."""
+    assert margin(70 * GIB, "tight", 79 * GIB, GIB) == "tight: inside the 95% margin"
+    assert "cache" in margin(60 * GIB, "tight", 79 * GIB, 0)
+    assert "margin" not in margin(60 * GIB, "tight", 79 * GIB, 0)
+
+
+def test_one_gpu_is_said_once() -> None:
+    rows = shown("plan --model gpt2 --gpu rtx-3090")
+    assert rows[1].startswith("1 GPU: recompute ")
+
+
+@pytest.mark.parametrize("command", ["estimate", "explain"])
+def test_a_saved_plan_is_estimated_as_it_was_found(command: str, tmp_path: Path) -> None:
+    """The figures of the search again; options of a job beside the file are refused, not ignored."""
+    path = tmp_path / "plan.json"
+    CliRunner().invoke(app, ["plan", "--model", "gpt2", "--gpu", "rtx-3090", "--gpus", "1", "--save", str(path)])
+    plan = json.loads(path.read_text())["plan"]
+    answer = CliRunner().invoke(app, [command, str(path), "--format", "json"])
+    assert answer.exit_code == 0
+    assert json.loads(answer.stdout)["peak"]["device"] == plan["peak"]["device"]
+    refused = CliRunner().invoke(app, [command, str(path), "--zero", "2"])
+    assert refused.exit_code == 2
+    assert "--zero" in refused.stderr
+    assert CliRunner().invoke(app, [command, "--model", "gpt2"]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", sorted(MAIN))
+def test_help_breaks_no_option_from_its_value(name: str) -> None:
+    """A continued example goes on with an option, so that each row can be read by itself."""
+    rows = shown(f"{name} --help")
+    for at, row in enumerate(rows):
+        if row.endswith("\\"):
+            assert rows[at + 1].lstrip().startswith("--")
+    joined = " ".join(" ".join(rows).replace("\\", " ").split())
+    assert all(" ".join(example.split()) in joined for example in (EXAMPLES[name], SECOND_EXAMPLES[name]))
