@@ -33,6 +33,7 @@ ROWS = {
     "xtuner on H800": (10, 10),
     "Pai-Megatron-Patch": (2, 2),
     "torchtitan on B200": (7, 7),
+    "MLPerf Training": (44, 44),
 }
 
 
@@ -65,7 +66,7 @@ def test_every_row_is_there_once() -> None:
     counts = Counter(run.group for run in runs)
     ran = Counter(run.group for run in runs if run.outcome == "fits")
     assert {name: (counts[name], ran[name]) for name in counts} == ROWS
-    assert len({run.id for run in runs}) == len(runs) == 1959
+    assert len({run.id for run in runs}) == len(runs) == 2003
 
 
 def test_each_source_says_who_published_it() -> None:
@@ -101,12 +102,28 @@ def test_the_families_of_nanotron_that_are_not_physics() -> None:
     assert rows["ZeRO-0"] == 99
 
 
+STEPS = {
+    # train_step_time in the logs of three runs, their median: batch, length, seconds, GPUs
+    "MLP-003": (2048, 2048, 1.6084, 4096), "MLP-010": (2048, 2048, 9.4963, 512), "MLP-014": (1152, 8192, 55.143, 512),
+    "MLP-018": (1536, 8192, 5.1807, 8192), "MLP-024": (768, 8192, 8.4484, 1024), "MLP-030": (16, 8192, 0.5437, 8),
+    "MLP-044": (64, 8192, 0.0854, 512),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_speeds_of_mlperf_are_those_of_the_steps_in_its_logs(name: str) -> None:
+    batch, length, seconds, gpus = STEPS[name]
+    run = row(name)
+    assert (run.workload["global_batch"], run.workload["seq_len"], run.gpus) == (batch, length, gpus)
+    assert run.tokens_per_second_per_gpu == pytest.approx(batch * length / seconds / gpus, abs=0.06)
+
+
 # ----------------------------------------------------------------------------------------------------------------- jobs
 
 
 def test_each_row_is_a_job_or_says_why_not() -> None:
     jobs, errors = built()
-    assert len(jobs) + len(errors) == 1959
+    assert len(jobs) + len(errors) == 2003
     reasons = Counter((row(name).group, throughput.skipped(row(name), error)) for name, error in errors.items())
     assert {reason for _, reason in reasons} <= set(throughput.SKIPPED.values())
     assert not any(group in {"Hagemann 2023", "NVIDIA DGX Cloud"} for group, _ in reasons)

@@ -191,6 +191,8 @@ class Habits:
     """Weights that were updated in parts are gathered while the next forward runs."""
     overlaps_input_gradients: bool = False
     """The reduction of a column-parallel layer's input gradient over TP ranks runs beside its weight gradient."""
+    overlaps_stages: bool = False
+    """What chunks of interleaved stages send, reduce and gather runs beside the passes of other chunks."""
     reduces_each_input: bool = False
     """Each column-parallel layer reduces the gradient of its input on its own, gate and up too; else layers that read
     the same tensor reduce it together. Under sequence parallelism the input is gathered, and reduced, once."""
@@ -199,8 +201,7 @@ class Habits:
     reduction_width: int = 0
     """Bytes an element of gradients that are cast for their reduction; 0 where they go as they are."""
     flattened_gradients: bool = False
-    """Gradients are flattened for their all-reduce, and each parameter refers to those of the step before until then
-    (Megatron-LM of 2021 without contiguous buffers)."""
+    """Gradients are flattened for their all-reduce; parameters refer to those until the next one (Megatron, 2021)."""
     main_gradients: int = 0
     """Bytes an element of gradients that the optimizer's own parameters keep from one step to the next."""
     vocab_multiple: int = 0

@@ -265,6 +265,9 @@ CORE = Habits(
     bucket=Bucket(elements=40_000_000, elements_per_rank=1_000_000),
     # core/tensor_parallel/layers.py, linear_with_grad_accumulation_and_async_allreduce; from early 2022 on
     overlaps_input_gradients=True,
+    # core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: overlap_p2p_comm, which
+    # --no-overlap-p2p-communication turns off; filling and draining wait (overlap_p2p_comm_warmup_flush)
+    overlaps_stages=True,
     adds_gradients=True,
     kernels="te",
     attention_library="te",
@@ -305,6 +308,7 @@ CONTIGUOUS = like(
     narrow_gradients=False,
     own_main_weights=False,
     makes_masks=True,
+    overlaps_stages=False,
     overlaps_reduction=False,
     engine=False,
     attention_library="",

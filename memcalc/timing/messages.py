@@ -58,6 +58,9 @@ class Messages:
     expert: Exchange
     expert_again: Exchange
     pipeline: Message
+    """Activations and gradients between stages, of a micro-batch."""
+    pipeline_beside: bool
+    """Whether those of interleaved stages run beside another micro-batch's chunk."""
     gather: Message
     """One gather of all weights over the ranks that share them, unit by unit (FSDP, ZeRO-3)."""
     reduction: Message
@@ -97,7 +100,7 @@ def messages_of(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> Mes
     expert, expert_again = exchanges(grid, blocks, node)
     return Messages(
         tensor, beside, tensor_again, ring, waited, expert, expert_again,
-        _pipeline(census, node), *_data(census, blocks, node),
+        _pipeline(census, node), grid.habits.overlaps_stages, *_data(census, blocks, node),
     )  # fmt: skip
 
 

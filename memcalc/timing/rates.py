@@ -222,6 +222,7 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
         "matmul": (gpu.name, f"{arch}, {engine}", kernel_arch(gpu), ANY),
         "attention": (gpu.name, f"{arch}, {library}", kernel_arch(gpu), ANY),
         "attention_half": (ANY,),
+        "fixed": (engine, ANY),
         "passes": (kernels,),
         "launch": (kernels, ANY),
         "step_passes": ("fused" if grid.fixed.optimizer_impl == "fused" else "foreach",),
@@ -233,7 +234,7 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
         "exchange_inside": (f"{dispatcher}, {arch}", dispatcher),
         "exchange_between": (dispatcher,),
         "exchange_call": (dispatcher,),
-        "float8": _float8_kind(grid),
+        "float8": tuple(name for kind in _float8_kind(grid) for name in (f"{kind}, {arch}", kind)),
     }
 
 

@@ -116,7 +116,8 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
         return message_seconds(message, hardware, rates, wide=wide)
 
     local = rates.exposed_tensor * (of(messages.tensor) + rates.hidden * of(messages.tensor_beside))
-    local = local + exchange_seconds(messages.expert, first, hardware, rates) + of(messages.pipeline)
+    local = local + exchange_seconds(messages.expert, first, hardware, rates)
+    local = local + _pipeline_exposed(messages, work.pipeline, m, of(messages.pipeline), hardware, rates)
     local = local + of(messages.context_waited)
     local = local + _ring_exposed(of(messages.context, wide=True), attention_seconds(work.once, hardware, rates), rates)
     compute = slower(first, host) + waits
@@ -128,9 +129,13 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
     forward = alone / 3
     backward = top - forward
     sharding = _sharding_exposed(messages, forward, backward, of, hardware, rates)
-    gradients = _step_exposed(messages.gradients, messages.gradients_between, backward, of, hardware, rates)
+    group = np.minimum(work.pipeline.stages, m)
+    chunks = np.where(messages.pipeline_beside * group > 1, work.pipeline.chunks, 1)
+    gradients = _step_exposed(
+        messages.gradients, messages.gradients_between, backward, (chunks, group), of, hardware, rates
+    )
     beside = forward * messages.gathers_beside
-    parameters = _step_exposed(messages.parameters, None, beside, of, hardware, rates)
+    parameters = _step_exposed(messages.parameters, None, beside, (chunks, group), of, hardware, rates)
     parameters = parameters + rates.broadcast * messages.broadcasts
     return Times(
         compute=m * device,
@@ -158,6 +163,20 @@ def slowing(message: Message, hardware: Hardware, rates: Rates) -> Array:
     return np.where(message.ranks <= message.in_node, rates.hidden, between)
 
 
+def _pipeline_exposed(
+    messages: Messages, pipeline: Pipeline, micro_batches: Array, taken: Array, hardware: Hardware, rates: Rates
+) -> Array:
+    """What messages between stages add: all, or beside other micro-batches what fills and drains the pipeline.
+
+    A stage has ``chunks * stages - 1`` chunks in flight on average before the first backward (Megatron-LM d98e8a64
+    ``core/pipeline_parallel/schedules.py``: ``get_pp_rank_microbatches``).
+    """
+    chunks = pipeline.chunks
+    filling = np.minimum(1.0, (chunks * pipeline.stages - 1) / (micro_batches * chunks))
+    beside = filling + (1 - filling) * slowing(messages.pipeline, hardware, rates)
+    return np.asarray(taken * np.where(messages.pipeline_beside * (chunks > 1) > 0, beside, 1.0))
+
+
 def _ring_exposed(ring: Array, attention: Array, rates: Rates) -> Array:
     """What a ring of keys and values takes beyond the attention that runs beside it, and slows of it."""
     over = positive(ring - attention)
@@ -182,12 +201,25 @@ def _sharding_exposed(
 
 
 def _step_exposed(
-    message: Message, joined: Message | None, window: Array, of: Seconds, hardware: Hardware, rates: Rates
+    message: Message,
+    joined: Message | None,
+    window: Array,
+    interleaved: tuple[Array, Array],
+    of: Seconds,
+    hardware: Hardware,
+    rates: Rates,
 ) -> Array:
-    """What a step's reductions or gathers add: all but the last bucket may hide behind one micro-batch's pass."""
+    """What a step's reductions or gathers add: all but the last bucket may hide behind one micro-batch's pass.
+
+    Of ``interleaved`` chunks all but one hide behind the next chunk's pass of a group of micro-batches (Megatron-LM
+    d98e8a64 ``core/pipeline_parallel/schedules.py``: ``grad_sync_func``, ``param_sync_func``).
+    """
+    chunks, group = interleaved
     total = largest(of(message, wide=True)) + (largest(of(joined, wide=True)) if joined is not None else 0)
     able = total - total / np.maximum(largest(message.calls), 1)
-    hidden = able - positive(able - rates.window * window)
+    window = rates.window * window
+    alone, behind = (part - positive(part - beside) for part, beside in ((able, window), (total, group * window)))
+    hidden = np.where(chunks > 1, (1 - 1 / chunks) * behind, alone)
     return np.asarray(total - (1 - slowing(message, hardware, rates)) * hidden)
 
 

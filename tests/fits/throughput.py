@@ -71,6 +71,8 @@ def reason_out(job: Job) -> str:
         return "mixture of experts"
     if run.group == "Megatron CI":
         return "functional test: a model of 12 narrow blocks, deterministic kernels"
+    if run.group.startswith("SMX"):  # configs/system/b200_bf16_ceperm.json: 0.488 of the peak on the median
+        return "GPUs that reach half of their peak in plain products, by their source"
     if "pytorch/ao" in run.source and run.gpu == "b200":
         return "power-limited GPUs, by their source"
     if least > max(job.gpu.peak_flops.get("bf16", 0), job.gpu.peak_flops.get("fp16", 0)):

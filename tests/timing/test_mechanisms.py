@@ -276,6 +276,44 @@ def test_gradients_hide_behind_one_micro_batch_alone() -> None:
     assert many > few
 
 
+WOVEN: dict[str, Any] = {
+    "framework": "megatron", "tp": 1, "pp": 4, "zero": 1, "pp_schedule": "interleaved", "vpp": 8,
+    "gpus": 32, "settings": {"strategy.overlap_comm": True},
+}  # fmt: skip
+"""Four stages of eight blocks, each a chunk, in 8 replicas."""
+UNHINDERED = {"hidden": 0.0, "hidden_between": 0.0, "window": 1.0}
+"""Hidden traffic costs nothing, so that what is left is waited for."""
+
+
+@pytest.mark.parametrize(("batch", "share"), [(4, 31 / 32), (16, 31 / 128), (64, 31 / 512)])
+def test_interleaved_stages_wait_for_messages_where_the_pipeline_fills_and_drains(batch: int, share: float) -> None:
+    """``get_pp_rank_microbatches``: 2 (p - rank - 1) + (v - 1) p chunks come first, v p - 1 on average, of v m."""
+    words = {**WOVEN, "gpus": 4, "global_batch": batch}
+    alone, whole = (
+        times(LLAMA, **words, rates={**UNHINDERED, "call": 0.0, "latency": 0.0, "inside_tensor": inside})
+        for inside in (1e9, 1e-3)
+    )
+    link = catalog.gpu("a100-80g").nvlink_bytes_per_s or 0
+    sent = batch * total(work(LLAMA, **words).messages.pipeline.volume) / (1e-3 * link)
+    assert whole["communication"] - alone["communication"] == pytest.approx(share * sent, rel=1e-6)
+
+
+def test_reductions_of_all_chunks_but_one_run_beside_a_group_of_micro_batches() -> None:
+    """``grad_sync_func`` is called when a chunk has had its last micro-batch: the next chunks' passes are ahead."""
+    still = {**UNHINDERED, "latency": 0.0, "latency_between": 0.0, "call": 0.0}
+    waited = {}
+    for name, more in {"woven": {}, "plain": {"pp_schedule": "1f1b", "vpp": 1}}.items():
+        slow, fast = (
+            times(LLAMA, **{**WOVEN, **more}, rates={**still, "inside": rate, "between": rate}) for rate in (0.1, 1e9)
+        )
+        waited[name] = slow["communication"] - fast["communication"]
+    messages = work(LLAMA, **WOVEN).messages
+    link = 0.1 * (catalog.gpu("a100-80g").nvlink_bytes_per_s or 0)
+    sent = (total(messages.gradients.volume) + total(messages.parameters.volume)) / link
+    assert waited["woven"] == pytest.approx(sent / 8, rel=1e-3)
+    assert waited["plain"] > 2 * waited["woven"]
+
+
 # -------------------------------------------------------------------------------------- context and pipeline parallel
 
 
@@ -348,7 +386,7 @@ def test_each_recipe_has_a_rate_of_its_own() -> None:
     known = {row.of for row in table.constant if row.name == "float8"}
     assert known == {
         "tensorwise", "rowwise", "TransformerEngine delayed", "TransformerEngine tensorwise", "blockwise", "mxfp8",
-        "nvfp4",
+        "nvfp4", "TransformerEngine delayed, Blackwell", "TransformerEngine tensorwise, Blackwell",
     }  # fmt: skip
 
 
