@@ -168,8 +168,7 @@ class Habits:
     gradients_follow_optimizer: bool = False
     """With an offloaded optimizer, gradient shards go to the host as they are reduced (DeepSpeed, stages 2 and 3)."""
     offload_streams: bool = False
-    """Offloaded activations move on a stream of their own, beside computation; else each copy is waited for, as in
-    ``torch.autograd.graph.save_on_cpu`` and the FSDP2 script."""
+    """Offloaded activations move on a stream of their own; else each copy is waited for (``save_on_cpu``)."""
     gradient_copy: bool = False
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
     wraps_replicas: bool = False
