@@ -26,6 +26,8 @@ ALGORITHMS = {
     "simpo": "simpo", "cpo": "simpo", "reward": "reward", "gdpo": "grpo",
 }  # fmt: skip
 """By method the algorithm of ``memcalc rl`` that has its roles; CPO's are those of SimPO."""
+ROLES = ("verl", "openrlhf", "nemo_rl")
+"""Formats of post-training, whose arguments say what is trained."""
 SUPERVISED = "has no figures for this"
 _SWITCHES = re.compile(_TABLES["switches"]["choose"])
 _IDLE_SWITCHES = re.compile(_TABLES["switches"]["idle"])
@@ -91,8 +93,19 @@ def refuse_task(where: str, task: str, evidence: str = "task_type") -> None:
         )
 
 
-def refuse_library(where: str, script: str, flags: Iterable[str] = ()) -> None:
-    """Refuse a command of a library whose own arguments are not read; its ``flags`` tell some of them."""
+def refuse_library(where: str, script: str, flags: Iterable[str] = (), form: str = "") -> None:
+    """Refuse a command of a library whose own arguments are not read; its ``flags`` tell some of them.
+
+    Of a ``form`` whose arguments are read it refuses what by its name places the roles otherwise than they say.
+    """
+    if form in ROLES:
+        words = {*re.split(r"[_.]+", script.rpartition("/")[2].removesuffix(".py").rpartition(".")[2])}
+        if form == "verl" and words & {*_TABLES["placements"]["words"].split()}:
+            raise ObjectiveError(
+                f"{where} starts {cut(script)}, which by its name gives its roles GPUs of their own: memcalc rl "
+                "answers for roles that share them, and for engines apart."
+            )
+        return
     parts = [*script.removesuffix(".py").replace("/", ".").split("."), *sorted(flags)]
     library = next((part for part in parts if part in _TABLES["libraries"]), "")
     if library and _TABLES["read"].get(library) not in parts:

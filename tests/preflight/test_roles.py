@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc.cli.app import app
 from memcalc.convert.config import Finding
-from memcalc.errors import InputError, MissingError, ObjectiveError
+from memcalc.errors import IdleError, InputError, MissingError, ObjectiveError
 from memcalc.preflight import check, check_estimate
 from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
@@ -219,10 +219,35 @@ def test_what_verl_is_told_and_does_not_count_is_said_only_where_it_changes_some
         "reward_model.model.update=after": "trains a second model as its reward",
         "distillation.enabled=True": "holds a teacher beside",
         "async_training.staleness_threshold=0.5": "fully asynchronous trainer",
+        "actor_rollout_ref.hybrid_engine=False": "hybrid_engine false",
     }
     for line, message in others.items():
         with pytest.raises(ObjectiveError, match=message):
             words(tmp_path, "run.sh", f"{VERL.rstrip()} {line}\n")
+
+
+@pytest.mark.parametrize("module", ["verl.trainer.main_ppo_async", "verl.trainer.main_ppo_pipeline", "main_ppo_split"])
+def test_a_trainer_that_gives_its_roles_gpus_of_their_own_is_declined(tmp_path: Path, module: str) -> None:
+    """Forks' modules, and verl's examples/split_placement: half of the GPUs for the critic, by main_ppo's arguments."""
+    with pytest.raises(ObjectiveError, match=f"{module}.*GPUs of their own"):
+        words(tmp_path, "run.sh", VERL.replace("verl.trainer.main_ppo ", f"{module} "))
+    assert words(tmp_path, "run.sh", VERL.replace("main_ppo ", "main_ppo_format "))["gpus"] == 8
+
+
+def test_a_validation_by_verl_trains_nothing(tmp_path: Path) -> None:
+    """trainer/ppo/ray_trainer.py, fit(): it returns after the first validation."""
+    with pytest.raises(IdleError, match=r"starts no training \(trainer.val_only\)"):
+        words(tmp_path, "run.sh", f"{VERL.rstrip()} trainer.val_only=True\n")
+    assert words(tmp_path, "run.sh", f"{VERL.rstrip()} trainer.val_only=False\n")["gpus"] == 8
+
+
+def test_adapters_of_verls_critic_are_told_as_not_counted(tmp_path: Path) -> None:
+    """trainer/config/critic/dp_critic.yaml has lora_rank; it was said to be no setting of verl's."""
+    ppo = VERL.replace("adv_estimator=grpo", "adv_estimator=gae").rstrip()
+    for rank, code in ((16, ["MC002"]), (0, [])):
+        (tmp_path / "run.sh").write_text(f"{ppo} critic.model.lora_rank={rank}\n", encoding="utf-8")
+        found = [finding for config in read_files([str(tmp_path / "run.sh")]) for finding in config.findings]
+        assert [finding.code for finding in found if finding.field == "critic.model.lora_rank"] == code
 
 
 @pytest.mark.parametrize("path", ["adapters/first", "$1"])

@@ -29,6 +29,7 @@ from memcalc.convert.formats.base import Format
 from memcalc.convert.launchers import Launch, flags_of, is_other_work, launch_of, read_ranks, recipe_of
 from memcalc.convert.objectives import (
     ALGORITHMS,
+    ROLES,
     method_of_keys,
     method_of_script,
     refuse_heads,
@@ -237,10 +238,10 @@ def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> 
 def _check_objective(launch: Launch, name: str) -> None:
     """Refuse what trains something else than the next token of a decoder."""
     form = format_of(launch)
-    if form in ("verl", "openrlhf", "nemo_rl"):
-        return
     nanotron = launch.script.endswith("run_train.py") and "config_file" in flags_of(launch.arguments)
-    refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments))
+    refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments), form)
+    if form in ROLES:
+        return
     refuse_pictures(name, launch.script)
     refuse_heads(name, launch.script)
     method = method_of_script(recipe_of(launch))
@@ -355,10 +356,9 @@ def _read_environment(reader: ConfigReader) -> None:
         if value is not None and str(value) not in ("", usual.get(name, "0" if "ENABLE" in name else "")):
             message = f"{name} {value} changes memory but is not counted: {says}"
             reader.note("warning", "MC002", name, message)
-    if reader.text("CUDA_MODULE_LOADING").upper() == "EAGER":
-        says = "all kernels are loaded into the context"
-        message = f"CUDA_MODULE_LOADING EAGER changes memory but is not counted: {says}"
-        reader.note("warning", "MC002", "CUDA_MODULE_LOADING", message)
+    if reader.text(name := "CUDA_MODULE_LOADING").upper() == "EAGER":
+        message = f"{name} EAGER changes memory but is not counted: all kernels are loaded into the context"
+        reader.note("warning", "MC002", name, message)
     reader.raw("CUDA_VISIBLE_DEVICES")
 
 

@@ -17,7 +17,7 @@ from memcalc.convert.config import Config, ConfigReader, split_key
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.swift_megatron import VerlWorkers
-from memcalc.convert.objectives import refuse_method
+from memcalc.convert.objectives import refuse_idle, refuse_method
 from memcalc.errors import ObjectiveError, cut
 
 KEYS = key_table("verl")
@@ -51,6 +51,8 @@ def read(document: Document) -> Config:
     _refuse_others(reader)
     if reader.flag(key := "distillation.enabled"):
         refuse_method(document.path.name, "distillation", key)
+    if reader.flag(key := "trainer.val_only"):  # fit() returns after its first validation (trainer/ppo/ray_trainer.py)
+        refuse_idle(document.path.name, [key])
     reader.set("rl.algorithm", reader.one_of("algorithm.adv_estimator", _ESTIMATORS, "ppo"), "algorithm.adv_estimator")
     _hardware(reader)
     _lengths(reader)
@@ -128,10 +130,11 @@ def _refuse_others(reader: ConfigReader) -> None:
             f"{reader.document.path.name} trains by verl's {cut(other)}: memcalc has figures for its FSDP and Megatron "
             "workers alone (actor.strategy fsdp, fsdp2 or megatron)."
         )
-    if reader.table("async_training") or str(reader.raw("data.train_batch_size")) == "0":
+    apart = not reader.flag(f"{ROLES}.hybrid_engine", True) and not reader.integer(f"{_ROLLOUT}.nnodes", 0)
+    if apart or reader.table("async_training") or str(reader.raw("data.train_batch_size")) == "0":
         raise ObjectiveError(
-            f"{reader.document.path.name} trains by verl's fully asynchronous trainer (async_training): memcalc has no "
-            "figures for it."
+            f"{reader.document.path.name} trains by a fully asynchronous trainer with verl's arguments "
+            f"({'hybrid_engine false' if apart else 'async_training'}): memcalc has no figures for it."
         )
     name = reader.text(f"{_ROLLOUT}.name", "vllm")
     if name not in ("vllm", "sglang"):
