@@ -99,8 +99,8 @@ def refuse_library(where: str, script: str, flags: Iterable[str] = (), form: str
     Of a ``form`` whose arguments are read it refuses what by its name places the roles otherwise than they say.
     """
     if form in ROLES:
-        words = {*re.split(r"[_.]+", script.rpartition("/")[2].removesuffix(".py").rpartition(".")[2])}
-        if form == "verl" and words & {*_TABLES["placements"]["words"].split()}:
+        stem = {*re.split(r"[_.]+", script.rpartition("/")[2].removesuffix(".py").rpartition(".")[2])}
+        if form == "verl" and stem & {*_TABLES["placements"]["words"].split()}:
             raise ObjectiveError(
                 f"{where} starts {cut(script)}, which by its name gives its roles GPUs of their own: memcalc rl "
                 "answers for roles that share them, and for engines apart."
