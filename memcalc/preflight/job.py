@@ -142,7 +142,9 @@ class _References:
         if not there(path):
             recipe = reference.format == "torchtune" and not path.suffix
             hint = f" (tune cp {reference.path} FILE.yaml writes torchtune's own)" if recipe else ""
-            raise MissingError(f"{message}, which does not exist. Pass it as a FILE{hint}.")
+            elsewhere = "is neither here nor beside it. Start memcalc where the job starts, or pass it"
+            missing = "does not exist. Pass it" if named.is_absolute() else elsewhere
+            raise MissingError(f"{message}, which {missing} as a FILE{hint}.")
         self.read(path, reference)
 
 

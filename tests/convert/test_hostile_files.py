@@ -315,5 +315,5 @@ def test_the_command_itself_answers_so(tmp_path: Path) -> None:
 
 def test_a_name_too_long_for_a_file_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"base_model: x\nmicro_batch_size: 1\ndeepspeed: {'a' * 5000}.json\n")
-    with pytest.raises(MissingError, match="which does not exist"):
+    with pytest.raises(MissingError, match="is neither here nor beside it"):
         check([str(tmp_path / "a.yaml")], model="llama-2-7b", gpu="h100", gpus=8, seq_len=128)

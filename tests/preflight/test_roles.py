@@ -234,6 +234,13 @@ def test_a_trainer_that_gives_its_roles_gpus_of_their_own_is_declined(tmp_path: 
     assert words(tmp_path, "run.sh", VERL.replace("main_ppo ", "main_ppo_format "))["gpus"] == 8
 
 
+def test_engines_of_one_step_off_policy_have_the_gpus_that_it_names(tmp_path: Path) -> None:
+    """In verl's experimental/one_step_off_policy: a table `rollout` of its own, beside the 8 GPUs that train."""
+    more = "actor_rollout_ref.hybrid_engine=False rollout.nnodes=1 rollout.n_gpus_per_node=2"
+    found = words(tmp_path, "run.sh", f"{VERL.rstrip()} {more}\n")
+    assert (found["engine_gpus"], found["gpus"]) == (2, 10)
+
+
 def test_a_validation_by_verl_trains_nothing(tmp_path: Path) -> None:
     """trainer/ppo/ray_trainer.py, fit(): it returns after the first validation."""
     with pytest.raises(IdleError, match=r"starts no training \(trainer.val_only\)"):

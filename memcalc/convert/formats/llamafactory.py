@@ -50,6 +50,10 @@ V1 = ("model_class", "peft_config", "dist_config", "quant_config")
 _MEGATRON = ("use_mca", "tensor_model_parallel_size", "pipeline_model_parallel_size", "recompute_granularity")
 _IDLE = ("export_dir", "infer_backend", "do_predict", "task")
 """Keys of files that merge, infer, predict or evaluate (hparams/evaluation_args.py)."""
+_CHAT = frozenset(
+    ["model_name_or_path", "adapter_name_or_path", "template", "finetuning_type", "trust_remote_code", "infer_dtype"]
+)
+"""Keys with which `llamafactory-cli chat`, `api` and `webchat` have enough."""
 _STEPS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
@@ -76,6 +80,8 @@ def read(document: Document) -> Config:
         refuse_idle(document.path.name, ("tokenized_path, and nothing of a step",))
     _batch(reader, stage)
     kind = reader.one_of("finetuning_type", _TYPES, "lora")
+    if _CHAT.issuperset(document.data):
+        refuse_idle(document.path.name, ("a model and a template alone",))
     if algorithm:
         refuse_reference(reader, reader.text("model_name_or_path"), ("ref_model",), adapters=kind == "lora")
         reader.not_counted(_KEYS.tables["of_references"])

@@ -130,7 +130,8 @@ def _refuse_others(reader: ConfigReader) -> None:
             f"{reader.document.path.name} trains by verl's {cut(other)}: memcalc has figures for its FSDP and Megatron "
             "workers alone (actor.strategy fsdp, fsdp2 or megatron)."
         )
-    apart = not reader.flag(f"{ROLES}.hybrid_engine", True) and not reader.integer(f"{_ROLLOUT}.nnodes", 0)
+    separate = any(reader.has(f"{engine}.nnodes") for engine in ("rollout", _ROLLOUT))
+    apart = not (reader.flag(f"{ROLES}.hybrid_engine", True) or separate)
     if apart or reader.table("async_training") or str(reader.raw("data.train_batch_size")) == "0":
         raise ObjectiveError(
             f"{reader.document.path.name} trains by a fully asynchronous trainer with verl's arguments "
@@ -147,11 +148,11 @@ def _refuse_others(reader: ConfigReader) -> None:
 def _hardware(reader: ConfigReader) -> None:
     reader.set_integer("gpus_per_node", "trainer.n_gpus_per_node", 8)
     reader.set_integer("nodes", "trainer.nnodes", 1)
-    nodes = reader.integer(f"{_ROLLOUT}.nnodes", 0)
-    if nodes:
-        each = reader.integer(f"{_ROLLOUT}.n_gpus_per_node") or reader.integer("trainer.n_gpus_per_node", 8)
-        reader.set("rl.apart", True, f"{_ROLLOUT}.nnodes")
-        reader.set("rl.engine_gpus", nodes * int(each or 8), f"{_ROLLOUT}.nnodes")
+    engine = "rollout" if reader.has("rollout.nnodes") else _ROLLOUT  # as experimental/one_step_off_policy has it
+    if nodes := reader.integer(key := f"{engine}.nnodes", 0):
+        each = reader.integer(f"{engine}.n_gpus_per_node") or reader.integer("trainer.n_gpus_per_node", 8)
+        reader.set("rl.apart", True, key)
+        reader.set("rl.engine_gpus", nodes * int(each or 8), key)
 
 
 def _lengths(reader: ConfigReader) -> None:

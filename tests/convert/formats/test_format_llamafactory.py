@@ -104,7 +104,7 @@ def test_examples_are_read_as_llamafactory_reads_them(name: str) -> None:
     ],
 )
 def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
-    config = finetuning.read_text(f"model_name_or_path: x\ntemplate: llama3\n{lines}\n")
+    config = finetuning.read_text(f"model_name_or_path: x\ntemplate: llama3\ndo_train: true\n{lines}\n")
     found = finetuning.said(config)
     assert {word: found.get(word) for word in words} == words
 
@@ -198,7 +198,7 @@ def test_keys_are_fields_and_fields_are_keys() -> None:
 
 
 def test_stated_defaults_are_those_of_the_source() -> None:
-    found = finetuning.said(finetuning.read_text("model_name_or_path: x\ntemplate: y\n"))
+    found = finetuning.said(finetuning.read_text("model_name_or_path: x\ntemplate: y\ndo_train: true\n"))
     default = {name: value for name, (_, value) in SCHEMA.items()}
     assert found["seq_len"] == default["cutoff_len"]
     assert found["lora"] == f"{default['lora_rank']}:all-linear"
@@ -216,7 +216,7 @@ def test_trainers_defaults_are_those_of_transformers() -> None:
     from transformers import Seq2SeqTrainingArguments
 
     theirs = {field.name: field.default for field in dataclasses.fields(Seq2SeqTrainingArguments)}
-    found = finetuning.said(finetuning.read_text("model_name_or_path: x\ntemplate: y\n"))
+    found = finetuning.said(finetuning.read_text("model_name_or_path: x\ntemplate: y\ndo_train: true\n"))
     assert found["micro_batch"] == theirs["per_device_train_batch_size"]
     assert found["eval_micro_batch"] == theirs["per_device_eval_batch_size"]
     assert found["accumulation"] == theirs["gradient_accumulation_steps"]
@@ -224,7 +224,10 @@ def test_trainers_defaults_are_those_of_transformers() -> None:
     assert found["optimizer_impl"] == "fused"
 
 
-@pytest.mark.parametrize("rest", ["task: mmlu_test\nn_shot: 5\n", "do_train: true\ntokenized_path: saves/data\n"])
+@pytest.mark.parametrize(
+    "rest",
+    ["", "trust_remote_code: true\n", "task: mmlu_test\nn_shot: 5\n", "do_train: true\ntokenized_path: saves/data\n"],
+)
 def test_files_that_evaluate_or_save_tokens_train_nothing(rest: str) -> None:
     """``llamafactory-cli eval`` (hparams/evaluation_args.py); data/loader.py ends where it has saved the tokens."""
     with pytest.raises(IdleError, match="starts no training"):
@@ -234,7 +237,7 @@ def test_files_that_evaluate_or_save_tokens_train_nothing(rest: str) -> None:
 
 def test_a_file_with_keys_of_a_wrapper_is_asked_for_its_micro_batch() -> None:
     """LLaMA-Factory stops at keys that it has not (hparams/parser.py): a wrapper takes them out, and fills in."""
-    text = "model_name_or_path: x\ntemplate: y\n"
+    text = "model_name_or_path: x\ntemplate: y\ndo_train: true\n"
     asked = [setting.reason for setting in finetuning.read_text(f"{text}global_batch_size: 16\n").settings]
     assert any("what reads the file has arguments of its own (global_batch_size)" in reason for reason in asked)
     assert finetuning.said(finetuning.read_text(text))["micro_batch"] == 8
