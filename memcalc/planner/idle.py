@@ -57,6 +57,7 @@ def _of_framework(name: str, habits: Habits) -> str:
             (not units or habits.wraps_replicas, f"{habits.name} reduces unit by unit, without buckets"),
         ),
         "overlap_param_gather": (habits.persistent_gradients, "only Megatron-LM has it"),
+        "overlap_p2p": (habits.overlaps_stages, "only Megatron-LM has it"),
         "bucket_view": (habits.gradient_copy, f"{habits.name} passes no gradient_as_bucket_view on; only ddp has it"),
         "whole_accumulation": (units, f"{habits.name} has no FSDP, whose no_sync it is"),
         "wgrad_fusion": (habits.persistent_gradients, "only Megatron-LM has it"),
@@ -147,7 +148,7 @@ def _of_layout(strategy: Strategy, model: Model) -> Iterator[Idle]:
     if strategy.pp == 1:
         yield PIPELINED, "there is no pipeline"
     elif strategy.vpp == 1:
-        yield ("microbatch_group",), "a stage has one chunk"
+        yield ("microbatch_group", "overlap_p2p"), "a stage has one chunk"
     if strategy.cp == 1:
         yield ("cp_kind",), "there is no context parallelism"
     if not model.is_moe:

@@ -359,18 +359,17 @@ class Strategy(Frozen):
     partition_activations: Annotated[
         bool, Option("Checkpointed inputs are kept in parts, one on each tensor-parallel rank (DeepSpeed).")
     ] = False
-    grad_accum_dtype: Annotated[
-        Literal["", "fp32", "bf16", "fp16"], Option("Width of DeepSpeed's sums of gradients; the weights' if empty."),
-    ] = ""
+    grad_accum_dtype: Annotated[Literal["", "fp32", "bf16", "fp16"],
+        Option("Width of DeepSpeed's sums of gradients; the weights' if empty.")] = ""
     reduce_bucket_size: Annotated[
         int | None, Option("A bucket of reductions; the framework's own where None.", "elements"), _ELEMENTS
     ] = None
-    overlap_comm: Annotated[
-        bool | None, Option("Gradients are reduced beside backward (DeepSpeed, Megatron-LM); its own way where None.")
-    ] = None
-    overlap_param_gather: Annotated[
-        bool | None, Option("Updated weights are gathered beside the next forward (Megatron-LM); so where None.")
-    ] = None
+    overlap_comm: Annotated[bool | None,
+        Option("Gradients are reduced beside backward (DeepSpeed, Megatron-LM); its own way where None.")] = None
+    overlap_param_gather: Annotated[bool | None,
+        Option("Updated weights are gathered beside the next forward (Megatron-LM); so where None.")] = None
+    overlap_p2p: Annotated[bool | None,
+        Option("Interleaved stages send beside other chunks' passes (Megatron-LM); so where None.")] = None
     zero_prefetch_bucket: Annotated[int | None, Option("What ZeRO-3 gathers ahead.", "elements"), _ELEMENTS] = None
     persistence_threshold: Annotated[
         int | None, Option("Size below which ZeRO-3 keeps a parameter whole.", "elements"), _ELEMENTS

@@ -59,8 +59,10 @@ class Messages:
     expert_again: Exchange
     pipeline: Message
     """Activations and gradients between stages, of a micro-batch."""
+    chunks_beside: bool
+    """Whether chunks of interleaved stages send, reduce and gather beside the passes of others."""
     pipeline_beside: bool
-    """Whether those of interleaved stages run beside another micro-batch's chunk."""
+    """Whether they do so between stages."""
     gather: Message
     """One gather of all weights over the ranks that share them, unit by unit (FSDP, ZeRO-3)."""
     reduction: Message
@@ -100,7 +102,8 @@ def messages_of(census: ModelOnGrid, blocks: list[BlockWork], node: Node) -> Mes
     expert, expert_again = exchanges(grid, blocks, node)
     return Messages(
         tensor, beside, tensor_again, ring, waited, expert, expert_again,
-        _pipeline(census, node), grid.habits.overlaps_stages, *_data(census, blocks, node),
+        _pipeline(census, node), grid.habits.overlaps_stages, grid.fixed.overlap_p2p is not False,
+        *_data(census, blocks, node),
     )  # fmt: skip
 
 

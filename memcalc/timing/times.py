@@ -130,7 +130,7 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
     backward = top - forward
     sharding = _sharding_exposed(messages, forward, backward, of, hardware, rates)
     group = np.minimum(work.pipeline.stages, m)
-    chunks = np.where(messages.pipeline_beside * group > 1, work.pipeline.chunks, 1)
+    chunks = np.where(messages.chunks_beside * group > 1, work.pipeline.chunks, 1)
     gradients = _step_exposed(
         messages.gradients, messages.gradients_between, backward, (chunks, group), of, hardware, rates
     )
@@ -174,7 +174,9 @@ def _pipeline_exposed(
     chunks = pipeline.chunks
     filling = np.minimum(1.0, (chunks * pipeline.stages - 1) / (micro_batches * chunks))
     beside = filling + (1 - filling) * slowing(messages.pipeline, hardware, rates)
-    return np.asarray(taken * np.where(messages.pipeline_beside * (chunks > 1) > 0, beside, 1.0))
+    return np.asarray(
+        taken * np.where(messages.chunks_beside * messages.pipeline_beside * (chunks > 1) > 0, beside, 1.0)
+    )
 
 
 def _ring_exposed(ring: Array, attention: Array, rates: Rates) -> Array:

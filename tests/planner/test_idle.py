@@ -37,6 +37,7 @@ def as_it_is(framework: str, name: str, value: Any) -> bool:
         "whole_accumulation": habits.whole_accumulation,
         "overlap_comm": habits.overlaps_reduction,
         "overlap_param_gather": habits.overlaps_gather,
+        "overlap_p2p": habits.overlaps_stages,
         "reduce_dtype": "bf16" if habits.reduces_as in ("compute", "weights") else "fp32",
         "expandable_segments": habits.expandable_segments,
     }

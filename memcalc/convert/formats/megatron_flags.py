@@ -32,6 +32,7 @@ WHOLE_BLOCKS = ("checkpoint_activations", "activations_checkpoint_method")
 _TABLES = ("language_model", "model_parallel")
 _OPPOSITES = {
     "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
+    "no_overlap_p2p_communication": "overlap_p2p_comm",
     "no_create_attention_mask_in_dataloader": "create_attention_mask_in_dataloader",
     "no_position_embedding": "add_position_embedding",
     "disable_bias_linear": "add_bias_linear",

@@ -148,12 +148,18 @@ def set_time(flags: Flags, routed: bool = False) -> None:
     flags.one_of("moe_token_dispatcher_type", _DISPATCHERS)  # nothing else asks for it beside a model that is named
 
 
+_CHUNKED = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+
+
 def _set_overlaps(flags: Flags) -> None:
-    """Without these flags all gradients are reduced after backward, and all updated weights gathered before forward."""
+    """What is reduced after backward, gathered before forward and sent between passes, where flags say so."""
     if not flags.on("overlap_grad_reduce"):
         flags.set("strategy.overlap_comm", False, "overlap_grad_reduce")
     if flags.on("use_distributed_optimizer") and not flags.on("overlap_param_gather"):
         flags.set("strategy.overlap_param_gather", False, "overlap_param_gather")
+    woven = any(flags.integer(name, 0) for name in _CHUNKED) and flags.count("pipeline_model_parallel_size") > 1
+    if woven and flags.on("no_overlap_p2p_communication"):
+        flags.set("strategy.overlap_p2p", False, "no_overlap_p2p_communication")
 
 
 def _set_exchange(flags: Flags) -> None:
@@ -307,6 +313,7 @@ def _pipeline_flags(job: ConfigJob) -> dict[str, Any]:
     return {
         "pipeline_model_parallel_size": plan.pp,
         "num_virtual_stages_per_pipeline_rank": plan.vpp if plan.vpp > 1 else None,
+        "no_overlap_p2p_communication": (plan.overlap_p2p is False and plan.vpp > 1) or None,
         "microbatch_group_size_per_virtual_pipeline_stage": plan.microbatch_group or None,
         "decoder_first_pipeline_num_layers": plan.first_stage_layers or None,
         "decoder_last_pipeline_num_layers": plan.last_stage_layers or None,

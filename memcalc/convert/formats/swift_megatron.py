@@ -48,7 +48,7 @@ _CLASSES = frozenset({
 """Transformers' classes whose models mcore-bridge 1.6.5 builds (model/gpts, model/mm_gpts: ``register_model``)."""
 _ABSENT = (
     "bf16", "fp16", "no_create_attention_mask_in_dataloader", "no_gradient_accumulation_fusion",
-    "moe_flex_dispatcher_backend",
+    "moe_flex_dispatcher_backend", "no_overlap_p2p_communication",
 )  # fmt: skip
 """Flags that ms-swift has not, or that stand under another argument here."""
 
@@ -72,6 +72,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
         "use_distributed_optimizer": plan.zero == 1 and plan.optimizer != "muon",
         "cross_entropy_loss_fusion": plan.loss in ("fused-kernel", "triton"),
         "gradient_accumulation_fusion": plan.wgrad_fusion,
+        "overlap_p2p_comm": plan.overlap_p2p if plan.vpp > 1 else None,
         "recompute_granularity": flags.get("recompute_granularity") or "none",
         "moe_enable_deepep": True if plan.moe_dispatcher == "deepep" else None,
         "expert_tensor_parallel_size": (plan.etp or plan.tp) if job.spec is not None and job.spec.is_moe else None,
@@ -96,10 +97,8 @@ def _require_said(job: ConfigJob) -> None:
     job.require(plan.attention != "eager", "attention", packs)
     gathered = "ms-swift's sequences vary in length, which the dispatcher allgather does not take: alltoall"
     job.require(plan.moe_dispatcher != "allgather" or not job.sized().is_moe, "moe-dispatcher", gathered)
-    named = job.spec is None or job.spec.hf_class in _CLASSES
-    job.require(
-        named, "model", "mcore-bridge, by which ms-swift builds models for Megatron, has no such class: --to megatron"
-    )
+    named, bridge = job.spec is None or job.spec.hf_class in _CLASSES, "mcore-bridge, by which ms-swift builds models"
+    job.require(named, "model", f"{bridge} for Megatron, has no such class: --to megatron")
 
 
 def _adapter_arguments(job: ConfigJob) -> dict[str, Any]:
@@ -124,13 +123,13 @@ _KEYS = key_table("swift_megatron")
 _DEFAULTS: dict[str, Any] = _KEYS.tables["defaults"]
 _POSITIVE = {
     "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
+    "no_overlap_p2p_communication": "overlap_p2p_comm",
     "no_masked_softmax_fusion": "masked_softmax_fusion",
 }  # fmt: skip
 """Flags of Megatron-LM that turn something off, and the argument that has it on."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LAYERS = {"all-linear": "all-linear", **LAYERS}
-_TUNERS = {name: name for name in ("full", "lora", "lora_llm")}
-"""`lora_llm` is that of its example with a vision part."""
+_TUNERS = {name: name for name in ("full", "lora", "lora_llm")}  # the last of its example with a vision part
 
 
 @dataclass
