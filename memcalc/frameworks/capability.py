@@ -49,9 +49,18 @@ class Support:
     def needs(self, value: str, model: Model | None = None) -> str | None:
         """What has to be written for a value: nothing where it is told; None where it does not exist."""
         classes = self.classes.get(value)
-        if value in self.direct and (classes is None or model is None or model.hf_class in classes):
+        if value in self.direct and (classes is None or model is None or _is_planned(model, classes)):
             return ""
         return self.code.get(value)
+
+
+def _is_planned(model: Model, classes: tuple[str, ...]) -> bool:
+    """Whether a class has a plan, which a model's own norms do not break: those with a weight for each head are in none.
+
+    Command R+ has such norms (Transformers 5.24 ``models/cohere/modeling_cohere.py``: ``use_qk_norm``).
+    """
+    attentions = [group.block.attention for group in model.groups if group.block.attention is not None]
+    return model.hf_class in classes and not any(attention.qk_norm == "full" for attention in attentions)
 
 
 NEVER, EITHER = Support(("false",)), Support(("false", "true"))

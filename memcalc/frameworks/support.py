@@ -22,10 +22,11 @@ WITH_PARTS = (
 )  # fmt: skip
 """Classes whose blocks have ``self_attn`` and ``mlp``."""
 TENSOR_PARALLEL = (
-    "ApertusForCausalLM", "ArceeForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM", "GPTNeoXForCausalLM",
-    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "LlamaForCausalLM", "MistralForCausalLM",
-    "NemotronForCausalLM", "OlmoForCausalLM", "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-    "SeedOssForCausalLM", "SmolLM3ForCausalLM", "Starcoder2ForCausalLM",
+    "ApertusForCausalLM", "ArceeForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM", "Ernie4_5ForCausalLM",
+    "Exaone4ForCausalLM", "GPTNeoXForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM",
+    "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "NemotronForCausalLM", "OlmoForCausalLM",
+    "PhiForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
 )  # fmt: skip
 """Classes whose plan (``base_model_tp_plan``) divides every matrix and what it makes by heads and by width, so that one
 all-reduce ends each branch. Those of GLM, Olmo 2 and Phi 3 gather a branch's tensors whole in between. GPT-J's came

@@ -22,7 +22,7 @@ from memcalc.convert.document import read_document
 from memcalc.convert.formats import get_format, recognise, render_config
 from memcalc.convert.formats.base import ConfigJob
 from memcalc.errors import CombinationError, FileError, InputError, MissingError
-from memcalc.frameworks.support import TENSOR_PARALLEL, WITH_PARTS
+from memcalc.frameworks.support import SCRIPT, TENSOR_PARALLEL, WITH_PARTS
 from memcalc.preflight import check
 from memcalc.results.estimates import Estimate
 from memcalc.specs.flat import from_flat
@@ -458,7 +458,19 @@ def divided(name: str, ranks: int, tp: int) -> Iterator[tuple[Any, Estimate]]:
         yield model, found
 
 
-PLANNED = [name for kind, name in dense_decoders().items() if kind in TENSOR_PARALLEL]
+def planned() -> list[str]:
+    """A preset of each class with a plan; Command R+ has a norm's weight for each head, which is in none."""
+    names = {model.hf_class: model.name for model in catalog.models(()) if model.name != "command-r-plus-104b"}
+    return [names[kind] for kind in dense_decoders() if kind in TENSOR_PARALLEL]
+
+
+PLANNED = planned()
+
+
+def test_a_norm_with_a_weight_for_each_head_is_not_divided() -> None:
+    code = SCRIPT.parallel.needs("tp", load_model("command-r-plus-104b"))
+    assert code
+    assert not SCRIPT.parallel.needs("tp", load_model("command-r-35b"))
 
 
 @pytest.mark.parametrize("name", PLANNED)
