@@ -197,7 +197,7 @@ MOST_SHOWN = 400
 
 
 def searched_strategies(job: PlanJob, outcomes: Mapping[int, SearchResult]) -> Iterator[SearchedStrategy]:
-    """Yield the frontier of each number of GPUs, and an even sample of the best of each idea."""
+    """Yield the frontier of each number of GPUs, and an even sample of the best of each idea; none above the GPU."""
     known: dict[tuple[int, object], Overhead] = {}
 
     def device(candidate: Candidate) -> int:
@@ -209,7 +209,7 @@ def searched_strategies(job: PlanJob, outcomes: Mapping[int, SearchResult]) -> I
     for gpus, outcome in outcomes.items():
         listed = outcome.best
         for frontier, candidates in ((True, outcome.front), (False, listed[:: len(listed) // MOST_SHOWN + 1])):
-            for candidate in candidates:
+            for candidate in (each for each in candidates if device(each) <= job.gpu.memory_bytes):
                 speed = candidate.tokens_per_second_per_gpu
                 yield SearchedStrategy(
                     gpus=gpus, device=device(candidate), tokens_per_second_per_gpu=speed, frontier=frontier

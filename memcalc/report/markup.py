@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, pairwise
 
-from memcalc.report.palette import INK, colour_of, printable, words_on
+from memcalc.report.palette import INK, colour_of, latex_text, printable, words_on
 from memcalc.report.tables import (
     Bar,
     Bars,
@@ -26,14 +25,6 @@ from memcalc.report.tables import (
     pages,
     percent,
 )
-
-_SIGNS = str.maketrans({"−": r"\ensuremath{-}", "→": r"\ensuremath{\rightarrow}"})
-"""Signs that pdfLaTeX does not know by itself."""
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\^{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",
-}  # fmt: skip
-
 
 # ------------------------------------------------------------------------------------------------------------- markdown
 
@@ -89,50 +80,73 @@ def _fenced(says: str, language: str, text: str) -> str:
 
 
 def latex(document: Document) -> str:
-    """Return `document` in LaTeX, for the packages inputenc and booktabs."""
+    """Return `document` in LaTeX, for the packages booktabs and array."""
     return "\n\n".join(text for block in pages(document) if (text := _latex_block(block)))
 
 
-_PAGE = 80
-"""Columns of a command in a document."""
+_LINE = 64
+"""Columns of a command on a page: a line of article's 345 pt."""
+_SIZES = ((r"\footnotesize", 77), (r"\scriptsize", 82))
+"""Letters that such a line holds of a table, by the size of its type."""
+_GAP = 1.6
+"""A gap between two columns, in letters."""
+_EM = 0.56
+"""Width of a letter [em]."""
+_BREAKS, _BREAK = re.compile(r"(?<=[\w}])([/+=:]|[.,](?!\d)|\\_)(?=\w)"), r"\1\\allowbreak{}"
+"""Where a long word may be broken, and how LaTeX is told so."""
+_TIMES = re.compile(r"(?<=\d) × (?=\d)")
+"""What stays in one line."""
 
 
 def _latex_block(block: Block) -> str:
     if isinstance(block, Line):
-        text = _latex_text(block.text)
+        text = latex_text(block.text)
         return rf"\noindent\textbf{{{text}}}" if block.role in {"heading", "title", "verdict"} else rf"\noindent {text}"
     if isinstance(block, Table | Tree):
         return "\n\n".join(map(_latex_table, block.tables if isinstance(block, Tree) else (block,)))
     if isinstance(block, Bar):
-        return rf"\noindent {_latex_text(block.rest)}"
+        return rf"\noindent {latex_text(block.rest)}"
     if isinstance(block, Bars):
         return ""
+    from memcalc.report.terminal_rows import broken
+
     commands = isinstance(block, Code) or block.language == "sh"
     text = block.command if isinstance(block, Code) else block.text.rstrip()
-    text = "\n".join(map(broken, text.splitlines())) if commands else text
+    text = "\n".join(row for line in text.splitlines() for row in broken(line, _LINE)) if commands else text
     text = text.replace(r"\end{verbatim}", r"\end{ verbatim}")
-    return f"{_latex_text(block.says)}:\n\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
-
-
-def broken(command: str) -> str:
-    r"""Return a command line in rows that a page holds, each but the last ending in a backslash.
-
-    >>> print(broken("memcalc estimate --model " + "x" * 40 + " --gpu " + "y" * 20))
-    memcalc estimate --model xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx --gpu \
-      yyyyyyyyyyyyyyyyyyyy
-    """
-    if "'" in command:  # a row that ends inside of quotes is another word
-        return command
-    rows = textwrap.wrap(command, _PAGE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return " \\\n".join(rows) or command
+    return f"{latex_text(block.says)}:\n\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
 
 
 def _latex_table(table: Table) -> str:
-    return tabulated(table, table.headings, [list(row) for row in table.rows], "latex_booktabs").translate(_SIGNS)
+    """Return a table within the width of a page: small type, units below titles, long texts in several lines."""
+    from memcalc.report.terminal_rows import narrowed
+
+    heads = [[column.title for column in table.columns], [column.unit for column in table.columns]]
+    heads = heads if any(heads[1]) else heads[:1]
+    natural = [max(map(len, cells)) for cells in zip(*heads, *table.rows, strict=True)]
+    gaps = _GAP * (len(natural) - 1)
+    size, space = next((each for each in _SIZES if sum(natural) + gaps <= each[1]), _SIZES[-1])
+    longest = [max(map(_longest_word, cells)) for cells in zip(*heads, *table.rows, strict=True)]
+    least = [most if column.right else word for column, most, word in zip(table.columns, natural, longest, strict=True)]
+    widths = narrowed(natural, least, space - gaps)
+    narrow = [width < most for width, most in zip(widths, natural, strict=True)]
+    spec = (
+        f">{{\\raggedright\\arraybackslash}}p{{{_EM * width:.1f}em}}" if broken_ else "r" if column.right else "l"
+        for column, width, broken_ in zip(table.columns, widths, narrow, strict=True)
+    )
+    lines = [" " + " & ".join(map(_latex_cell, row, narrow)) + r" \\" for row in (*heads, *table.rows)]
+    lines = [r"\toprule", *lines[: len(heads)], r"\midrule", *lines[len(heads) :], r"\bottomrule"]
+    begin = f"\\noindent{{{size}\\setlength{{\\tabcolsep}}{{3pt}}\\begin{{tabular}}{{@{{}}{''.join(spec)}@{{}}}}"
+    return "\n".join((rf"\noindent {latex_text(table.title)}:", "", begin, *lines, r"\end{tabular}}"))
 
 
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text).translate(_SIGNS)
+def _latex_cell(cell: str, narrow: bool) -> str:
+    text = _TIMES.sub(r"\,×\,", latex_text(cell))
+    return _BREAKS.sub(_BREAK, text) if narrow else text
+
+
+def _longest_word(cell: str) -> int:
+    return max(map(len, re.split(r"[ /+=.,:_]", _TIMES.sub("×", cell))))
 
 
 def tabulated(table: Table, headings: list[str], rows: list[list[str]], form: str) -> str:

@@ -149,3 +149,24 @@ def _like(letter: str) -> str:
         return known
     base = "".join(part for part in unicodedata.normalize("NFKD", letter) if part.isascii())
     return base or "?"
+
+
+_SIGNS = {
+    "−": "-", "→": r"\rightarrow", "⌈": r"\lceil", "⌉": r"\rceil", "⌊": r"\lfloor", "⌋": r"\rfloor", "√": r"\surd",
+    "≤": r"\leq", "≥": r"\geq", "≈": r"\approx", "┃": "|",
+}  # fmt: skip
+"""Signs that pdfLaTeX does not know by itself."""
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\^{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",
+    **{sign: rf"\ensuremath{{{command}}}" for sign, command in _SIGNS.items()},
+}  # fmt: skip
+
+
+def latex_text(text: str) -> str:
+    r"""Return a text as LaTeX reads it.
+
+    >>> print(latex_text("100% of core_attn: ⌈P / N⌉"))
+    100\% of core\_attn: \ensuremath{\lceil}P / N\ensuremath{\rceil}
+    """
+    return "".join(_LATEX.get(letter, letter) for letter in text)

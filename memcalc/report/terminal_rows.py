@@ -126,6 +126,21 @@ def broken(command: str, width: int) -> list[str]:
     return [f"{row} \\" for row in rows[:-1]] + rows[-1:]
 
 
+def narrowed(natural: list[int], least: list[int], space: float) -> list[int]:
+    """Return the widths of columns in a space [letters]: the widest gives way first, each to its least at most.
+
+    >>> narrowed([30, 6, 20], [10, 6, 10], 40)
+    [17, 6, 17]
+    """
+    widths = list(natural)
+    while sum(widths) > space:
+        wide = [index for index, width in enumerate(widths) if width > least[index]]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
+
+
 # --------------------------------------------------------------------------------------------------------------- a tree
 
 

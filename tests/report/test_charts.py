@@ -25,6 +25,7 @@ from memcalc.planner.timelines import Recorder
 from memcalc.report import charts as pictures
 from memcalc.report.charts import Chart, estimate, inverse, plan
 from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
+from memcalc.results.plans import Miss
 from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import groups_of
 from memcalc.terms.head import head_templates
@@ -259,6 +260,28 @@ def test_what_was_searched_is_drawn_as_a_cloud_with_its_frontier(plans: Any) -> 
     assert (left, low) == (0, 0)
     assert all(x < right and y < high for x, y in points)
     assert "cloud" not in plans.model_dump(mode="json")
+
+
+def test_what_is_said_to_fit_is_not_drawn_above_the_gpu() -> None:
+    """Two of these strategies come to more than the GPU has by the sums that a search begins with."""
+    words = {"framework": "megatron", "tp": "1/2", "pp": 1, "cp": 1, "offload": "none", "recompute": "none"}
+    plans = memcalc.plan(model="llama-3.1-8b", gpu="h100", gpus=8, **words)
+    assert len(plans.cloud) > 5
+    assert all(item.device <= plans.capacity for item in plans.cloud)
+
+
+def test_a_limit_that_is_tight_is_no_bar_of_what_does_not_fit() -> None:
+    """Each bar has the look of its verdict, which the legend names, and its number says what it counts."""
+    fewest = memcalc.smallest("gpus", model="gpt2", gpu="rtx-4090", up_to=1)
+    miss = Miss(value=7, verdict="tight", device=20 * GIB, missing=GIB, parameters=0)
+    misses = (miss, miss.model_copy(update={"value": 3, "verdict": "does-not-fit"}))
+    figure = drawn(inverse.chart(fewest.model_copy(update={"beyond": misses})))
+    bars = [parts(figure)[f"value-{index}"] for index in range(3)]
+    assert [bool(bar.get_hatch()) for bar in bars] == [False, False, True]
+    assert bars[0].get_facecolor() != bars[1].get_facecolor()
+    assert {"fits", "tight", "does not fit"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+    labels = [label.get_text().partition(":")[0] for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["1 GPU", "7 GPUs", "3 GPUs"]
 
 
 def test_each_point_of_a_curve_is_what_estimate_says(widest: Any) -> None:

@@ -83,7 +83,7 @@ def test_no_table_of_a_document_has_more_than_eight_columns(name: str, form: str
 def test_plan_says_its_parallelism_whole_and_what_differs_below(form: str) -> None:
     text = report.render(report.of_plans(SPREAD), form)
     (row,) = (row for row in rows_of(text, form) if row[0].lstrip("\\") == "#2")
-    assert row[1] == "dist-opt TP8+SP PP4 1f1b"
+    assert row[1].replace(r"\allowbreak{}", "") == "dist-opt TP8+SP PP4 1f1b"
     assert row[5:7] == ["21.77", "2410 (2140–2570)"]
     assert row[7].endswith("16.8")  # 2410.0 / 2896.4 - 1
     below = text.replace("\\", "")
@@ -198,8 +198,9 @@ class Latex:
         self._pairs()
         for columns, body in re.findall(r"\\begin\{tabular\}\{(.*?)\}\n(.*?)\\end\{tabular\}", self.prose, re.DOTALL):
             rules = re.sub(r"\\(top|mid|bottom)rule\b|\\hline\b", "", body)
-            rows = [row for row in re.split(r"(?<!\\)\\\\", rules) if row.strip()]
-            self.tables.append((re.sub(r"@\{\}|\|| ", "", columns), [re.split(r"(?<!\\)&", row) for row in rows]))
+            rows = [row for row in re.split(r"(?<!\\)\\\\(?=\n)", rules) if row.strip()]
+            kinds = re.sub(r">\{\\raggedright\\arraybackslash\}p\{[\d.]+em\}", "l", columns)
+            self.tables.append((re.sub(r"@\{\}|\|| ", "", kinds), [re.split(r"(?<!\\)&", row) for row in rows]))
 
     def _pairs(self) -> None:
         """Refuse an environment or a brace that is opened and not closed, or the other way round."""
@@ -247,6 +248,23 @@ def test_a_latex_table_is_whole(line: str) -> None:
     ours = sorted(figures.findall(" ".join(cell for _, cells in found.tables for row in cells for cell in row)))
     theirs = sorted(figures.findall(" ".join(cell for row in rows for cell in row)))
     assert ours == theirs
+
+
+@pytest.mark.parametrize("line", [*TABLES, "gpus"], ids=lambda line: line.partition(" ")[0])
+def test_a_latex_table_is_no_wider_than_a_page(line: str) -> None:
+    """By the widths of cmr7 and cmr8 (0.57 and 0.53 em a digit): article's 345 pt, where no word alone is wider."""
+    text = run(*line.split(), "--format", "latex").stdout
+    begin = r"\\(footnotesize|scriptsize).*?\\begin\{tabular\}\{@\{\}(.*?)@\{\}\}"
+    tables = re.findall(rf"{begin}\n(.*?)\\end", text, re.DOTALL)
+    assert tables
+    for size, columns, body in tables:
+        point, em = {"footnotesize": (8, 0.53), "scriptsize": (7, 0.57)}[size]
+        plain = re.sub(r"\\(?:top|mid|bottom)rule|\\allowbreak\{\}|\\ensuremath|[{}]", "", body)
+        rows = [row.replace("\\", "").split("&") for row in plain.split("\\\\\n") if row.strip()]
+        kinds = re.findall(r"p\{([\d.]+)em\}|(?<![a-z\\])[lr](?![a-z])", re.sub(r">\{.*?\}", "", columns))
+        cells = [max(len(row[index].strip()) for row in rows) for index in range(len(kinds))]
+        widths = [float(broken) if broken else em * most for broken, most in zip(kinds, cells, strict=True)]
+        assert point * sum(widths) + 6 * (len(kinds) - 1) <= (460 if line.startswith("explain") else 360)
 
 
 def test_the_reader_of_latex_refuses_what_is_not_whole() -> None:

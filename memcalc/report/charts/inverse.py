@@ -139,34 +139,40 @@ def _keys(result: Inverse) -> list[Any]:
     return [*keys, line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT)]
 
 
+def _named(result: Inverse, value: int | str) -> str:
+    return f"{value} GPU{'s' * (value != 1)}" if result.what == "gpus" else str(value)
+
+
+def _rest(look: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in look.items() if name != "facecolor"}
+
+
 def _bars(result: Inverse) -> Chart:
-    rows = [(best.value, best.peak.device, True) for best in (result.best,) if best is not None]
-    rows += [(miss.value, miss.device, False) for miss in result.beyond]
+    rows = [(best.value, best.peak.device, best.verdict) for best in (result.best,) if best is not None]
+    rows += [(miss.value, miss.device, miss.verdict) for miss in result.beyond]
+    looks: dict[str, dict[str, Any]] = {
+        "fits": {"facecolor": SERIES[0].light},
+        "tight": {"facecolor": SHADES["close"].light},
+        "does-not-fit": {"facecolor": "none", "edgecolor": SHADES["bad"].light, "hatch": "////"},
+    }
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         _heading(figure, result)
-        for index, (_, size, fits) in enumerate(rows):
-            look: dict[str, Any] = {"color": SERIES[0].light}
-            if not fits:
-                look = {"facecolor": "none", "edgecolor": SHADES["bad"].light, "hatch": "////"}
-            axes.barh(index, size / GIB, 0.6, gid=f"value-{index}", **look)
+        for index, (_, size, verdict) in enumerate(rows):
+            axes.barh(index, size / GIB, 0.6, gid=f"value-{index}", **looks[verdict])
         axes.axvline(result.capacity / GIB, **LIMIT)
-        names = [f"{value}  {gib(size)}" for value, size, _ in rows]
-        axes.set_yticks(range(len(rows)), names)
+        axes.set_yticks(range(len(rows)), [f"{_named(result, value)}: {gib(size)}" for value, size, _ in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(0, max(result.capacity, *(size for _, size, _ in rows)) / GIB * 1.04)
         axes.set_xlabel("memory of one GPU [GiB]")
-        if UNITS[result.what]:
-            axes.set_ylabel(UNITS[result.what])
         axes.xaxis.grid(visible=True)
-        keys = [patch_key("fits", SERIES[0].light)] if result.best else []
-        if result.beyond:
-            keys.append(patch_key("does not fit", "none", edgecolor=SHADES["bad"].light, hatch="////"))
+        there = [name for name in looks if any(verdict == name for *_, verdict in rows)]
+        keys = [patch_key(name.replace("-", " "), looks[name]["facecolor"], **_rest(looks[name])) for name in there]
         legend(figure, [*keys, line_key(f"capacity {gib(result.capacity)} GiB", **LIMIT)])
 
     tips = {
-        f"value-{index}": f"{value}: {gib(size)} GiB, {'fits' if fits else 'does not fit'}"
-        for index, (value, size, fits) in enumerate(rows)
+        f"value-{index}": f"{value}: {gib(size)} GiB, {verdict.replace('-', ' ')}"
+        for index, (value, size, verdict) in enumerate(rows)
     }
     return Chart("max", _alt(result), draw, (9, 2.4 + 0.4 * len(rows)), (4, 3.2 + 0.4 * len(rows)), tips)
