@@ -75,7 +75,8 @@ def reason_out(job: Job) -> str:
         return "GPUs that reach half of their peak in plain products, by their source"
     if "pytorch/ao" in run.source and run.gpu == "b200":
         return "power-limited GPUs, by their source"
-    if least > max(job.gpu.peak_flops.get("bf16", 0), job.gpu.peak_flops.get("fp16", 0)):
+    narrow = job.grid.precisions[0].startswith("fp8")
+    if least > max(peak for dtype, peak in job.gpu.peak_flops.items() if narrow or dtype in ("bf16", "fp16")):
         return "more than the peak of the GPU: its source contradicts itself about the global batch"
     if job.source == "Hagemann 2023" and share_of_card(job) > NEAR:
         return "said to take more than 95% of the card: slower than its neighbours"
