@@ -55,7 +55,7 @@ class Support:
 
 
 def _is_planned(model: Model, classes: tuple[str, ...]) -> bool:
-    """Whether a class has a plan, which a model's own norms do not break: those with a weight for each head are in none.
+    """Whether a class has a plan, unless its norms have a weight for each head, which are in none.
 
     Command R+ has such norms (Transformers 5.24 ``models/cohere/modeling_cohere.py``: ``use_qk_norm``).
     """
