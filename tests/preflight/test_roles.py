@@ -483,6 +483,33 @@ def test_ppo_of_openrlhf_where_all_roles_share_the_gpus(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_names_of_older_releases_of_openrlhf_say_the_same(tmp_path: Path) -> None:
+    """Until 0.10.1 (cli/train_ppo_ray.py of v0.9.0): no dots; prompt and response are each cut by themselves."""
+    older = {
+        "train.colocate_all": "colocate_all_models", "actor.model_name_or_path": "pretrain",
+        "reward.model_name_or_path": "reward_pretrain", "rollout.batch_size": "rollout_batch_size",
+        "rollout.n_samples_per_prompt": "n_samples_per_prompt", "data.max_len 2048": "prompt_max_len 512",
+        "rollout.max_new_tokens": "generate_max_len", "ds.zero_stage": "zero_stage",
+        "actor.gradient_checkpointing_enable": "gradient_checkpointing --bf16 --flash_attn",
+        "ds.packing_samples": "packing_samples", "ds.enable_sleep": "deepspeed_enable_sleep",
+        "train.dynamic_batch_enable": "use_dynamic_batch", "algo.kl.init_coef": "init_kl_coef",
+        "ds.adam_offload": "adam_offload", "actor.num_": "actor_num_", "vllm.": "vllm_",
+    }  # fmt: skip
+    text = OPENRLHF
+    for name, before in older.items():
+        text = text.replace(f"--{name}", f"--{before}")
+    assert words(tmp_path, "run.sh", text) == words(tmp_path, "run.sh", OPENRLHF)
+    assert not [finding for config in read_files([str(tmp_path / "run.sh")]) for finding in config.findings]
+    found = words(tmp_path, "run.sh", text.replace("--use_dynamic_batch ", "").replace("--generate_max_len 1536", ""))
+    assert (found["micro_batch"], found["response"]) == (4, 1024)
+
+
+def test_engines_of_asynchronous_openrlhf_have_gpus_of_their_own(tmp_path: Path) -> None:
+    """`colocate_all` is then of DeepSpeed's models alone (cli/train_ppo_ray.py); they were counted on the same GPUs."""
+    found = words(tmp_path, "run.sh", f"{OPENRLHF.rstrip()} --train.async_enable\n")
+    assert (found["gpus"], found["engine_gpus"]) == (8, 4)
+
+
 def test_dpo_of_openrlhf(tmp_path: Path) -> None:
     """512 tokens, 8 pairs and stage 2 are its defaults; the reader says nothing of a stage that is the framework's."""
     command = "deepspeed --num_gpus 8 --module openrlhf.cli.train_dpo --model.model_name_or_path Qwen/Qwen2.5-1.5B"
@@ -506,7 +533,7 @@ def test_dpo_of_openrlhf(tmp_path: Path) -> None:
             "is not set, and verl has no default",
         ),
         ("run.sh", OPENRLHF.replace("--train.colocate_all ", ""), "gives each role GPUs of its own"),
-        ("run.sh", OPENRLHF.replace("--ds.zero_stage", "--zero_stage"), "an argument of OpenRLHF before 0.11"),
+        ("run.sh", OPENRLHF.replace("--ds.zero_stage", "--zero_stage"), "which no release takes together"),
         ("run.sh", VERL.replace("path=$MODEL", "path=$WHERE/x"), "model.path is 'WHERE', known only at run time"),
         ("run.sh", VERL.replace("max_prompt_length=1024", "max_prompt_length=$LONGEST"), "--set rl.prompt=…"),
     ],

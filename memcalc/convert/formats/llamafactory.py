@@ -80,7 +80,7 @@ def read(document: Document) -> Config:
         refuse_idle(document.path.name, ("tokenized_path, and nothing of a step",))
     _batch(reader, stage)
     kind = reader.one_of("finetuning_type", _TYPES, "lora")
-    if _CHAT.issuperset(document.data):
+    if reader.has("template") and _CHAT.issuperset(document.data):
         refuse_idle(document.path.name, ("a model and a template alone",))
     if algorithm:
         refuse_reference(reader, reader.text("model_name_or_path"), ("ref_model",), adapters=kind == "lora")
