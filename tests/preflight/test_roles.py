@@ -506,8 +506,8 @@ def test_names_of_older_releases_of_openrlhf_say_the_same(tmp_path: Path) -> Non
 
 def test_engines_of_asynchronous_openrlhf_have_gpus_of_their_own(tmp_path: Path) -> None:
     """`colocate_all` is then of DeepSpeed's models alone (cli/train_ppo_ray.py); they were counted on the same GPUs."""
-    found = words(tmp_path, "run.sh", f"{OPENRLHF.rstrip()} --train.async_enable\n")
-    assert (found["gpus"], found["engine_gpus"]) == (8, 4)
+    found = words(tmp_path, "run.sh", f"{OPENRLHF.rstrip()} --train.async_enable --vllm.enforce_eager\n")
+    assert (found["gpus"], found["engine_gpus"], found["eager"]) == (8, 4, True)
 
 
 def test_dpo_of_openrlhf(tmp_path: Path) -> None:

@@ -61,8 +61,9 @@ _HARMLESS_UNTIL = """
     reward_num_gpus_per_node reward_num_nodes ring_head_stride save_hf_ckpt save_path save_steps save_value_network
     seed stop_properly_penalty_coef temperature tokenizer_chat_template top_p train_batch_size train_split
     use_ds_universal_ckpt use_kl_estimator_k3 use_kl_loss use_ms use_tensorboard use_wandb value_clip
-    value_head_prefix vllm_generate_batch_size vllm_num_engines vllm_is_correction_type vllm_is_truncated_threshold
-    vllm_sync_backend vllm_sync_with_ray wandb_group wandb_org wandb_project wandb_run_name
+    value_head_prefix vllm_enable_is_correction vllm_generate_batch_size vllm_is_correction_type
+    vllm_is_truncated_threshold vllm_num_engines vllm_sync_backend vllm_sync_with_ray wandb_group wandb_org
+    wandb_project wandb_run_name
 """
 _HARMLESS = (
     "data.", "eval.", "ckpt.", "logger.", "algo.", "adam.", "muon.", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio",
@@ -83,7 +84,6 @@ _NOT_MODELLED = {
     "ds.use_liger_kernel": "fused kernels are counted as plain ones",
     "ds.overlap_comm": "two buckets of gradients at once",
     "train.enable_ema": "an average of the weights, in host memory",
-    "vllm.enforce_eager": "the engine has no CUDA graphs; it is counted with them",
     "rollout.max_tokens_per_gpu": "log-probabilities have a budget of their own; counted with that of training",
     "ref.offload": "the reference is in host memory between its phases",
     "reward.offload": "the reward model is in host memory between its phases",
@@ -199,6 +199,8 @@ class _Command:
         reader.set("rl.park", "optimizer" if reader.flag(key := self.key("ds.enable_sleep")) else "none", key)
         if reader.has(key := self.key("actor.entropy_coef")):
             reader.set("rl.entropy", True, key)
+        if reader.flag(key := self.key("vllm.enforce_eager")):
+            reader.set("rl.eager", True, key)
         if reader.flag(key := self.key("train.async_enable")):  # colocate_all is then of DeepSpeed's models alone
             engines = reader.integer(self.key("vllm.num_engines"), 1, low=1) or 1
             reader.set("rl.apart", True, key)
