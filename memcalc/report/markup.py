@@ -49,7 +49,7 @@ def _markdown_block(block: Block) -> str:
 
         return _fenced("Memory of one GPU at the peak", "text", as_text(block))
     if isinstance(block, Code):
-        return _fenced(block.says, "sh", block.command)
+        return _fenced(block.says, "sh", _rows_of(block.command))
     return _fenced(block.says, block.language, block.text)
 
 
@@ -70,6 +70,13 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"([\\`*|<]|(?<=\])\(|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
 
 
+def _rows_of(commands: str, width: int = 80) -> str:
+    """Return commands in rows that a shell reads as they stand."""
+    from memcalc.report.terminal_rows import broken
+
+    return "\n".join(row for command in commands.splitlines() for row in broken(command, width))
+
+
 def _fenced(says: str, language: str, text: str) -> str:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -88,10 +95,8 @@ _LINE = 64
 """Columns of a command on a page: a line of article's 345 pt."""
 _SIZES = ((r"\footnotesize", 77), (r"\scriptsize", 82))
 """Letters that such a line holds of a table, by the size of its type."""
-_GAP = 1.6
-"""A gap between two columns, in letters."""
-_EM = 0.56
-"""Width of a letter [em]."""
+_GAP, _EM = 1.6, 0.56
+"""A gap between two columns [letters], and the width of a letter [em]."""
 _BREAKS, _BREAK = re.compile(r"(?<=[\w}])([/+=:]|[.,](?!\d)|\\_)(?=\w)"), r"\1\\allowbreak{}"
 """Where a long word may be broken, and how LaTeX is told so."""
 _TIMES = re.compile(r"(?<=\d) × (?=\d)")
@@ -108,11 +113,8 @@ def _latex_block(block: Block) -> str:
         return rf"\noindent {latex_text(block.rest)}"
     if isinstance(block, Bars):
         return ""
-    from memcalc.report.terminal_rows import broken
-
-    commands = isinstance(block, Code) or block.language == "sh"
     text = block.command if isinstance(block, Code) else block.text.rstrip()
-    text = "\n".join(row for line in text.splitlines() for row in broken(line, _LINE)) if commands else text
+    text = _rows_of(text, _LINE) if isinstance(block, Code) or block.language == "sh" else text
     text = text.replace(r"\end{verbatim}", r"\end{ verbatim}")
     return f"{latex_text(block.says)}:\n\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
 
@@ -169,7 +171,8 @@ _STYLE = f"""<style>
 .memcalc h3{{font-size:1rem;font-weight:500;margin:.3rem 0 1rem}}
 .memcalc h4{{font-size:.9rem;margin:1.2rem 0 .3rem}}
 .memcalc p{{margin:.4rem 0}}
-.memcalc table{{border-collapse:collapse;font-size:.9rem}}
+.memcalc table{{display:block;overflow-x:auto;border-collapse:collapse;font-size:.9rem}}
+.memcalc td[style*=right]{{white-space:nowrap}}
 .memcalc th,.memcalc td{{padding:.35rem .6rem;border-bottom:1px solid {INK["rule"].light}}}
 .memcalc th{{font-size:.8rem;text-align:left;vertical-align:bottom}}
 .memcalc pre{{white-space:pre-wrap;overflow-wrap:anywhere}}
@@ -191,7 +194,7 @@ def _block(block: Block) -> str:
     if isinstance(block, Bars):
         return "\n".join(('<div class="bars">', *_bars(block), "</div>"))
     if isinstance(block, Code | Listing):
-        text = block.command if isinstance(block, Code) else block.text.rstrip()
+        text = _rows_of(block.command) if isinstance(block, Code) else block.text.rstrip()
         return f"<p>{html.escape(block.says)}:</p>\n<pre><code>{html.escape(text)}</code></pre>"
     return "\n".join(_tree(block)) if isinstance(block, Tree) else _table(block)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace as Some
@@ -155,3 +156,15 @@ def test_help_breaks_no_option_from_its_value(name: str) -> None:
             assert rows[at + 1].lstrip().startswith("--")
     joined = " ".join(" ".join(rows).replace("\\", " ").split())
     assert all(" ".join(example.split()) in joined for example in (EXAMPLES[name], SECOND_EXAMPLES[name]))
+
+
+@pytest.mark.parametrize("form", ["markdown", "html", "latex"])
+def test_a_command_of_a_document_has_rows_that_a_shell_reads(form: str) -> None:
+    """None is wider than a page, none breaks an option, and together they are the command."""
+    line = "plan --model 7b --gpu a100-40g --gpus 8"
+    done = CliRunner().invoke(app, [*line.split(), "--format", form])
+    command = json.loads(CliRunner().invoke(app, [*line.split(), "--format", "json"]).stdout)["plans"][0]["command"]
+    rows = [row for row in done.stdout.splitlines() if row.startswith(("memcalc ", "  --", "<pre><code>memcalc "))]
+    rows = [re.sub(r"</?(pre|code)>", "", row) for row in rows]
+    assert max(map(len, rows)) <= (64 if form == "latex" else 80)
+    assert shlex.split(command) == shlex.split("\n".join(rows[1:]).replace("\\\n", ""))
