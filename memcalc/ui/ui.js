@@ -78,6 +78,16 @@
   }
 
   // Showing
+  // A command's options, each with its value, between which alone its row ends.
+  function options(command) {
+    return command.split(" --").flatMap((text, index) => {
+      const part = document.createElement("span");
+      part.className = "word";
+      part.textContent = index ? `--${text}` : text;
+      return index ? [" ", part] : [part];
+    });
+  }
+
   function render(answer, link) {
     clear();
     if (shown !== answer) {
@@ -85,7 +95,7 @@
       moveBar(answer.bar);
       swap(byId("speed"), answer.speed);
       swap(byId("warnings"), answer.warnings);
-      byId("command").textContent = answer.command;
+      byId("command").replaceChildren(...options(answer.command));
       byId("assumed").replaceChildren(...Object.entries(answer.assumed).map(([name, value]) => fact(name, value)));
       byId("fit").hidden = answer.verdict !== "does-not-fit";
       document.title = `${answer.sentence} – memcalc`;
@@ -135,8 +145,14 @@
     spoken = setTimeout(() => { byId("live").textContent = sentence; }, 1000);
   }
 
+  // The bar and the command stay those of the last answer, and say so, while the job in the controls has none.
+  function outdate(stale) {
+    for (const box of all(".now, footer .code")) box.classList.toggle("stale", stale);
+    byId("copy-command").disabled = stale;
+  }
+
   function clear() {
-    document.querySelector(".now").classList.remove("stale");
+    outdate(false);
     byId("message").textContent = "";
     for (const box of all(".problem")) box.textContent = "";
     for (const field of all("[aria-invalid]")) field.removeAttribute("aria-invalid");
@@ -144,7 +160,7 @@
 
   function refuse(problem) {
     clear();
-    document.querySelector(".now").classList.add("stale");
+    outdate(true);
     shown = null;
     since = 0;
     document.body.dataset.shows = job.toString();
@@ -326,6 +342,8 @@
       use(await asked(request, text.toString(), signal));
     } catch (problem) {
       if (problem.name === "AbortError") return;
+      const said = byId("message").textContent;
+      if (said && problem.message.endsWith(said)) problem.message = "";
       if (request === "plan") {
         byId("plans").textContent = begun(problem.message);
         byId("plans").classList.remove("stale");

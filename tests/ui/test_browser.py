@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from colours import contrast
 
 import memcalc
 from memcalc.errors import MemcalcError
@@ -161,10 +162,44 @@ def test_what_is_typed_counts_and_what_is_wrong_is_said_beside_it(tab: Any) -> N
     tab.locator("#message", has_text="did you mean 'full'").wait_for()
     assert tab.get_attribute("#o-recompute", "aria-invalid") == "true"
     assert "recompute" in tab.inner_text("#e-recompute")
+    assert tab.locator("#copy-command").is_disabled()
+    assert tab.locator("footer .code.stale, .now.stale").count() == 2
     tab.fill("#o-recompute", "full")
     shows(tab, JOB)
+    assert tab.locator("#copy-command").is_enabled()
+    assert tab.locator("footer .code.stale, .now.stale").count() == 0
     assert tab.get_attribute("#o-recompute", "aria-invalid") is None
     assert tab.inner_text("#message") == ""
+
+
+def test_what_is_wrong_is_said_once_beside_the_control_and_once_above_the_plans(tab: Any) -> None:
+    """A search of the same job is refused for the same reason, which is not said again."""
+    tab.goto(tab.url.partition("#")[0] + "#model=llama-2-7b&gpu=a100")
+    tab.locator("#message", has_text="a100-80g").wait_for()
+    tab.locator("body[data-rests]").wait_for(timeout=BUSY)
+    tab.wait_for_function("document.getElementById('plans').textContent === ''", timeout=BUSY)
+
+
+def test_a_pressed_button_is_read_under_the_pointer(tab: Any) -> None:
+    """Where the pointer still is after a click."""
+    tab.click("#compare")
+    tab.locator("#compare[aria-pressed=true]").hover()
+    tab.wait_for_timeout(300)
+    shades = tab.eval_on_selector(
+        "#compare", "(button) => [getComputedStyle(button).color, getComputedStyle(button).backgroundColor]"
+    )
+    text, ground = ("#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", shade)[:3]) for shade in shades)
+    assert contrast(text, ground) >= 4.5
+
+
+def test_a_command_breaks_between_options_alone(tab: Any) -> None:
+    """On a narrow screen too: each option stands in one row with its value, and what is copied is the command."""
+    tab.set_viewport_size({"width": 390, "height": 800})
+    parts = tab.locator("#command .word").all_inner_texts()
+    assert " ".join(parts) == tab.inner_text("#command").replace("\n", " ")
+    assert all(part.startswith("--") for part in parts[1:])
+    heights = tab.eval_on_selector_all("#command .word", "(parts) => parts.map(part => part.getClientRects().length)")
+    assert set(heights) == {1}
 
 
 def test_the_link_holds_the_job_and_back_goes_back(tab: Any, browser: Any) -> None:
