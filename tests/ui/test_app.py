@@ -126,7 +126,10 @@ def test_the_page_lets_no_other_script_run_and_asks_nobody_else() -> None:
     assert rules["frame-ancestors"] == "'none'"
     assert headers["x-frame-options"] == "DENY"
     assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", body.decode())
-    assert len(body) < 86_000
+    written = re.sub(
+        rb"<datalist.*?</datalist>", b"", body, flags=re.DOTALL
+    )  # names of presets, of which there may be more
+    assert len(written) < 78_000
 
 
 # ------------------------------------------------------------------------------------------------------------- how much
