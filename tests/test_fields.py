@@ -309,6 +309,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
     "Tail": {
         "dropout": ("llama", 0.1), "transform": ("llama", "gelu"), "pooled": ("llama", True), "classes": ("vit", 10),
         "wide_logits": ("mamba", False), "wide_loss": ("llama", False),
+        "narrow_before_446": ("cache", False),
         "transform_norm": ("llama", Norm(), {"transform": "gelu"}),
     },
     "SharedSettings": {

@@ -339,9 +339,20 @@ def _listed(listed: object, full: list[int], near: Flat) -> tuple[int, int]:
     return sizes[0]
 
 
+def _with_narrow_loss(reader: Callable[[Keys], Flat]) -> Callable[[Keys], Flat]:
+    """A reader of a class whose loss took 16-bit logits as they are (4.45 models/*/modeling_*.py: no float())."""
+
+    def read(c: Keys) -> Flat:
+        return {**reader(c), "tail": {"narrow_before_446": True}}
+
+    return read
+
+
 PLAIN: dict[str, Callable[[Keys], Flat]] = {
     reader.__name__: reader
-    for reader in (gpt2, gpt_bigcode, gptj, opt, bloom, mpt, gpt_neox, falcon, phi, starcoder2, nemotron, stablelm,
-                   llama4_text, gemma4_text, gemma4_unified_text)
-}  # fmt: skip
+    for reader in (gptj, phi, starcoder2, nemotron, llama4_text, gemma4_text, gemma4_unified_text)
+} | {
+    reader.__name__: _with_narrow_loss(reader)
+    for reader in (gpt2, gpt_bigcode, opt, bloom, mpt, gpt_neox, falcon, stablelm)
+}
 """Readers by `model_type`."""

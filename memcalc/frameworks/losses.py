@@ -18,10 +18,15 @@ class Loss:
 
     kernel: Literal["log-softmax", "in-place", "compiled", "vocab-parallel", "vocab-parallel-fused", "loss-parallel"]
     """What turns logits into a loss; see :mod:`memcalc.trace.head`."""
-    upcast: Literal["model", "loss", "none"] = "loss"
-    """Who casts 16-bit logits to fp32: the model (the 16-bit ones are then gone), the loss, or nobody."""
+    upcast: Literal["model", "loss", "shifted", "none"] = "loss"
+    """Who casts 16-bit logits to fp32: the model (the 16-bit ones are then gone), the loss, autocast, or nobody.
+
+    The loss casts the logits that it is given, autocast their shifted copy.
+    """
     shifted_copy: bool = False
     """The logits are shifted, as a contiguous copy, instead of the labels."""
+    by_class: bool = False
+    """Each class has its own code for it, and some leave 16-bit logits as they are."""
     chunks: int = 1
     """Parts of the rows that go through the loss one after another."""
     rows: int = 0
@@ -56,13 +61,13 @@ class Loss:
         return replace(loss, kernel="compiled", upcast="none" if loss.upcast == "loss" else loss.upcast)
 
 
-_OLD = "Transformers 4.45, modeling_llama.py: logits.float(), shift_logits.contiguous()"
+_OLD = "Transformers 4.45, modeling_llama.py: logits.float(), shift_logits.contiguous(); modeling_gpt2.py: no float()"
 _MIDDLE = "Transformers 4.46 to 4.48, loss/loss_utils.py: ForCausalLMLoss shifts the logits"
 _NEW = "Transformers 5.23, loss/loss_utils.py: ForCausalLMLoss shifts the labels"
 _TITAN = "torchtitan components/loss.py"
 _MEGATRON = "Megatron-LM core/tensor_parallel/cross_entropy.py"
 
-HF_445 = Loss("log-softmax", upcast="model", shifted_copy=True, source=_OLD)
+HF_445 = Loss("log-softmax", upcast="model", shifted_copy=True, by_class=True, source=_OLD)
 HF_446 = Loss("log-softmax", shifted_copy=True, source=_MIDDLE)
 _CUSTOM = "fms-acceleration fused-ops-and-kernels, cross_entropy_loss.py: in place on the shifted fp32 copy"
 HF_445_IN_PLACE = Loss("in-place", upcast="model", shifted_copy=True, observed=True, source=_CUSTOM)

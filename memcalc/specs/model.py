@@ -173,6 +173,8 @@ class Tail(Frozen):
     """The model casts its logits to fp32, so that the 16-bit ones are gone before the loss (Mamba)."""
     wide_loss: bool = True
     """The loss is computed in fp32; else in the dtype of the logits (T5, BERT, ViT, Whisper)."""
+    narrow_before_446: bool = False
+    """Its class in Transformers computed the loss in the dtype of the logits until 4.45 (GPT-2, GPT-NeoX, OPT)."""
 
 
 class Model(Frozen):

@@ -341,7 +341,9 @@ def outputs_bytes(census: ModelOnGrid) -> Array:
     grid, model = census.grid, census.model
     a_sequence = grid.seq_len * model.vocab if model.head else model.tail.classes * np.int64(1)
     narrow = all(name in {"bf16", "fp16"} for name in grid.precisions) or grid.habits.zero_optimizer is not None
-    width = 2 if narrow and loss_of(grid).upcast != "model" and not model.tail.wide_logits else 4
+    loss = loss_of(grid)
+    cast = loss.upcast == "model" and not (loss.by_class and model.tail.narrow_before_446)
+    width = 2 if narrow and not cast and not model.tail.wide_logits else 4
     return width * grid.micro_batch * grid.degree("dp") * a_sequence * grid.is_last
 
 

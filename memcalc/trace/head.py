@@ -60,6 +60,8 @@ def own_width(loss: Loss, tail: Tail, setting: BlockConfig) -> Loss:
     """
     if tail.wide_logits:
         return replace(loss, upcast="model")
+    if loss.by_class and tail.narrow_before_446:
+        return replace(loss, upcast="shifted" if setting.autocast else "none")
     narrow = loss.kernel == "log-softmax" and not tail.wide_loss and not setting.autocast
     return replace(loss, upcast="none") if narrow else loss
 
@@ -96,6 +98,9 @@ def cross_entropy(tape: Tape, logits: Tensor, loss: Loss, before: list[Tensor] |
         tape.hold(wide)
     if loss.shifted_copy:
         wide = ops.copy(tape, ops.slice_of(tape, wide, wide.size.elements, "V", "logits"), "logits, shifted")
+    if loss.upcast == "shifted":
+        live.append(wide)
+        wide = ops.cast(tape, wide, 4, "logits, shifted, fp32")
     out = KERNELS[loss.kernel](tape, wide) if loss.chunks == 1 else _in_chunks(tape, wide, loss)
     if loss.observed:
         tape.new("one more generation of logits", wide.size, "observed")

@@ -1,0 +1,89 @@
+"""Head and loss of torchtitan and of earlier Transformers, by era: generations of logits that are alive together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc import catalog
+from memcalc.convert.huggingface import from_huggingface
+from memcalc.frameworks import habits_of
+from memcalc.specs.block import Norm
+from memcalc.specs.model import Tail
+from memcalc.trace.layers import BlockConfig
+from memcalc.trace.template import Sum, trace_head
+
+VOCAB = 1_000_000
+TABLE = [
+    # PyTorch 2.13 on fake tensors, bf16, DTensor plans of torchtitan: bytes a token and entry of the vocabulary, at the
+    # height of forward, after it, and at the height of backward; of the rank's part under loss parallel
+    ("torchtitan@2024-04", "parallel", (12, 8, 20)),  # float() in the model; pred lives until the next one
+    ("torchtitan@2024-08", "parallel", (14, 4, 16)),  # e29b6b4d4: float() in the loss, del pred
+    ("torchtitan@2024-04", "standard", (8, 8, 16)),
+    ("torchtitan@2024-08", "standard", (10, 4, 12)),
+]
+
+
+def of_vocabulary(sums: Sum) -> float:
+    """Return what grows with the vocabulary, for each entry of it."""
+    return sum(round(size / VOCAB) for (unit, _, gradient), size in sums.items() if unit == "token" and not gradient)
+
+
+@pytest.mark.parametrize(("framework", "loss", "expected"), TABLE)
+def test_generations_of_logits(framework: str, loss: str, expected: tuple[int, int, int]) -> None:
+    shard: Any = "tp" if loss == "parallel" else "gathered"
+    setting, how = BlockConfig(gathers_logits=True), habits_of(framework).losses[loss]
+    head = trace_head(8, Norm(), VOCAB, setting, how, shard, Tail())
+    heights = [max(map(of_vocabulary, peaks)) for peaks in (head.forward_peaks, head.backward_peaks)]
+    assert (heights[0], of_vocabulary(head.kept_sum), heights[1]) == expected
+
+
+def test_an_earlier_torchtitan_needs_one_more_fp32_shard_under_tensor_parallelism() -> None:
+    """4·T·V / t more at the height of the loss, where nothing is said of the loss (loss parallel since 2024-03-05)."""
+    tokens, ranks = 8192, 8
+    heights = []
+    for era in ("2024-04", "2024-08"):
+        answer = memcalc.estimate(
+            model="llama-3-8b", gpu="h100", gpus=2 * ranks, framework=f"torchtitan@{era}", tp=ranks, sp=True, zero=3,
+            seq_len=tokens, micro_batch=1, global_batch=2, recompute="full", precision="bf16-mixed",
+        )  # fmt: skip
+        heights.append(sum(t.bytes for t in answer.terms if t.name == "logits and their gradients"))
+    assert heights[0] - heights[1] == 4 * tokens * catalog.model("llama-3-8b").vocab // ranks
+
+
+CLASSES = [
+    # PyTorch 2.13 on fake tensors, the loss of Transformers 4.40's class, four sequences, bf16: bytes a token and
+    # entry of the vocabulary at the height of forward, after it, and at the height of backward
+    ("gpt2-xl", False, (6, 2, 6)),
+    ("gpt2-xl", True, (12, 4, 12)),
+    ("llama-2-7b", False, (12, 4, 12)),
+    ("llama-2-7b", True, (12, 4, 12)),
+]
+
+
+@pytest.mark.parametrize(("name", "autocast", "expected"), CLASSES)
+def test_some_classes_left_16_bit_logits_as_they_are(name: str, autocast: bool, expected: tuple[int, int, int]) -> None:
+    """GPT-2's had no ``float()`` before the library's own loss, Llama's had."""
+    how = habits_of("hf@4.40").losses["standard"]
+    head = trace_head(8, Norm(), VOCAB, BlockConfig(autocast=autocast), how, "gathered", catalog.model(name).tail)
+    heights = [max(map(of_vocabulary, peaks)) for peaks in (head.forward_peaks, head.backward_peaks)]
+    assert (heights[0], of_vocabulary(head.kept_sum), heights[1]) == expected
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt", "bloom", "falcon", "mpt", "stablelm", "gpt_bigcode"])
+def test_a_config_file_of_such_a_class_is_read_so(kind: str) -> None:
+    """Those of ``models/*/modeling_*.py`` of 4.40 whose logits stay as they are; Phi's and StarCoder 2's do not."""
+    assert from_huggingface({"model_type": kind}).tail.narrow_before_446
+    assert not from_huggingface({"model_type": "phi"}).tail.narrow_before_446
+
+
+def test_gpt2_with_zero3_takes_what_was_published() -> None:
+    """25,361 MiB allocated, and 40 GB of an A100: ColossalAI-Pytorch-lightning, benchmark/gpt (2022), 40 sequences."""
+    answer = memcalc.estimate(
+        model="gpt2-xl", gpu="a100-40g", gpus=4, framework="deepspeed@2022-09", zero=3, precision="fp16-mixed",
+        seq_len=1024, micro_batch=40, recompute="full", attention="eager",
+    )  # fmt: skip
+    assert answer.peak.allocated == pytest.approx(25_361 * 2**20, rel=0.06)
+    assert answer.verdict == "fits"
