@@ -12,6 +12,7 @@ from memcalc import calibrations, catalog
 from memcalc.convert.named_model import NamedModel, named_model
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.frameworks import habits_of
+from memcalc.frameworks.capabilities import runs_script
 from memcalc.frameworks.habits import rewritten
 from memcalc.planner import Tally
 from memcalc.planner.adapted_layers import adapter_warnings
@@ -384,6 +385,8 @@ def resolve(
     spec = with_images(request, spec)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
+    elif "lora" not in request.given and spec.recording is None:
+        request.launched = not runs_script(spec)
     spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
     if not node:
         request.assumptions["node"] = host.name

@@ -220,7 +220,18 @@ def _find(kind: Kind, name: str, preset_dirs: Dirs) -> tuple[dict[str, Any], str
         return _complete(read_toml(Path(name)), Path(name).stem, set()), f"{kind} preset {name}"
     if lead is not None:
         raise unlike(name, lead.entry.differs)
+    _refuse_other_kind(kind, name, preset_dirs)
     raise unknown(kind, name, listed.known, listed.aliases)
+
+
+def _refuse_other_kind(kind: Kind, name: str, preset_dirs: Dirs) -> None:
+    """Refuse the name of a node for a GPU's and the reverse, with what to give."""
+    if kind == "gpu" and _Names("node", _shelves(preset_dirs)).lookup(name) is not None:
+        host = node(name, preset_dirs)
+        raise UnknownNameError(kind, name, f"it is a node: give --gpu {host.gpu} --node {host.name}")
+    if kind == "node" and _Names("gpu", _shelves(preset_dirs)).lookup(name) is not None:
+        host = node_for(gpu(name, preset_dirs), preset_dirs)
+        raise UnknownNameError(kind, name, f"it is a GPU: give --node {host.name}, or leave --node out")
 
 
 @dataclass(frozen=True)

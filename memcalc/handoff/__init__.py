@@ -79,7 +79,7 @@ def exported(
     if path is not None:
         plan = anchored(plan)
     dirs = dirs_of(plan.job, preset_dirs)
-    names = formats_of(plan.strategy.framework) if to is None else (known_format(to),)
+    names = _formats(plan, to, dirs)
     try:
         result = first_written(plan, names, path, dirs)
     except CombinationError as error:
@@ -90,12 +90,21 @@ def exported(
 
 def started(plans: Plans, plan: Plan, to: str | None, preset_dirs: Iterable[str] = ()) -> Exported:
     """Write one of the plans of a search, to be started from its folder, or refuse it with what can be written."""
-    names = formats_of(plan.strategy.framework) if to is None else (known_format(to),)
+    dirs = dirs_of(plan.job, preset_dirs)
+    names = _formats(plan, to, dirs)
     try:
-        return first_written(anchored(plan), names, None, dirs_of(plan.job, preset_dirs))
+        return first_written(anchored(plan), names, None, dirs)
     except CombinationError as error:
         allowed = error.allowed + way_out(plans.job, names[0], error.field)
         raise CombinationError(error.field, error.value, allowed) from None
+
+
+def _formats(plan: Plan, to: str | None, dirs: tuple[str, ...]) -> tuple[str, ...]:
+    """The format that was named, or those that run a plan of its framework and model."""
+    if to is not None:
+        return (known_format(to),)
+    strategy = plan.strategy
+    return formats_of(strategy.framework, api.load_model(str(plan.job.model), dirs), adapters=bool(strategy.lora))
 
 
 def _way_out(saved: SavedPlan, fallback: int, to: str, dirs: tuple[str, ...], field: str) -> str:
@@ -117,7 +126,8 @@ def _takes(plan: Plan, to: str, dirs: tuple[str, ...]) -> bool:
 def refused_export(plan: Plan, preset_dirs: Iterable[str] = ()) -> str:
     """Why ``memcalc export`` does not write a plan where no format is named; empty if it does."""
     try:
-        first_written(anchored(plan), formats_of(plan.strategy.framework), None, dirs_of(plan.job, preset_dirs))
+        dirs = dirs_of(plan.job, preset_dirs)
+        first_written(anchored(plan), _formats(plan, None, dirs), None, dirs)
     except InputError as error:
         return error.allowed or str(error)
     except MemcalcError as error:

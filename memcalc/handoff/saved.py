@@ -24,6 +24,7 @@ from memcalc.planner.job import CHOSEN, pinned, with_query
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan, Plans, SavedPlan
 from memcalc.specs.job import JobRecord, Value, command_line
+from memcalc.specs.model import Model
 from memcalc.specs.options import DEGREES
 from memcalc.specs.strategy import Strategy
 from memcalc.units import GIB, parse_count
@@ -43,7 +44,8 @@ def fallbacks(plan: Plan, options: Mapping[str, Value], dirs: Iterable[str] = ()
     those of the search that found the plan; what was given there stays as it was given.
     """
     stays = set(plan.strategy.offload)
-    plans = _searched(plan, _open(plan, options), dirs)
+    dirs = tuple(dirs)
+    plans = _searched(plan, _open(plan, options, dirs), dirs)
     ladder = _ladder(plan, sorted(plans, key=lambda other: bool(set(other.strategy.offload) - stays)))
     return tuple(itertools.islice(ladder, MOST))
 
@@ -56,7 +58,8 @@ def steps(plan: Plan, options: Mapping[str, Value], dirs: Iterable[str] = ()) ->
     """
     strategy = plan.strategy
     fixed = {"zero": str(strategy.zero), "offload": ",".join(strategy.offload) or "none"}
-    plans = _searched(plan, {**_open(plan, options), **fixed}, dirs)
+    dirs = tuple(dirs)
+    plans = _searched(plan, {**_open(plan, options, dirs), **fixed}, dirs)
     others = [other for other in plans if other.verdict == "fits" and other.strategy != strategy]
     return tuple(_ranked(plan, rank, other) for rank, other in enumerate(others, 1))
 
@@ -90,15 +93,15 @@ def _unchanged(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _open(plan: Plan, options: Mapping[str, Value]) -> dict[str, Any]:
+def _open(plan: Plan, options: Mapping[str, Value], dirs: tuple[str, ...]) -> dict[str, Any]:
     """What may change, with the values that are tried; an option that was given keeps its own."""
-    strategy = plan.strategy
+    strategy, model = plan.strategy, api.load_model(str(plan.job.model), dirs)
     habits = habits_of(strategy.framework)
     share = plan.accumulation_steps * strategy.micro_batch
     sizes = [size for size in range(1, strategy.micro_batch + 1) if share % size == 0]
     tried: dict[str, list[Any]] = {
         "micro_batch": sizes,
-        "recompute": [strategy.recompute, *(["every-2"] if _keeps_more(strategy) else []), "full"],
+        "recompute": [strategy.recompute, *(["every-2"] if _keeps_more(strategy, model) else []), "full"],
         "zero": [2, 3] if habits.full_shard and strategy.zero == 2 else [strategy.zero],
         "offload": [",".join(strategy.offload) or "none", "none", *_offloads(strategy)],
     }
@@ -106,13 +109,12 @@ def _open(plan: Plan, options: Mapping[str, Value]) -> dict[str, Any]:
     return {name: options.get(name, text) for name, text in texts.items()}
 
 
-def _keeps_more(strategy: Strategy) -> bool:
+def _keeps_more(strategy: Strategy, model: Model) -> bool:
     """Whether checkpoints of every second block, which the framework can be told, stand between a policy and full."""
     policy = parse_policy(strategy.recompute)
     more = policy.kind == "none" or (policy.kind == "every" and policy.count > 2)
-    able = capabilities_of(strategy.framework)
-    launched = able.tuned if strategy.autocast or strategy.lora else None  # by Accelerate, not by FSDP 2's script
-    return more and (launched or able).recompute.needs("every") == ""
+    by_launcher = bool(strategy.autocast or strategy.lora)  # by Accelerate, not by FSDP 2's script
+    return more and capabilities_of(strategy.framework, model, adapters=by_launcher).recompute.needs("every") == ""
 
 
 def _offloads(strategy: Strategy) -> list[str]:

@@ -16,11 +16,13 @@ from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.files import asks
 from memcalc.frameworks import habits_of
+from memcalc.frameworks.capabilities import fitting
 from memcalc.handoff.round_trip import check_command
 from memcalc.handoff.saved import estimated_again
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan
 from memcalc.specs.job import command_line
+from memcalc.specs.model import Model
 from memcalc.specs.options import meant
 from memcalc.units import GIB, parse_bytes
 
@@ -164,8 +166,11 @@ def write_plan(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[st
     return Exported(files, line, check, notes, to)
 
 
-def formats_of(framework: str) -> tuple[str, ...]:
-    """The formats that run a framework's plans, the usual one first."""
+def formats_of(framework: str, model: Model | None = None, *, adapters: bool = False) -> tuple[str, ...]:
+    """The formats that run a framework's plans of a model, the usual one first.
+
+    A script of memcalc's comes last where it does not run the model.
+    """
     name = framework.partition("@")[0]
     if name not in FORMATS_OF:
         able = ", ".join(FORMATS_OF)
@@ -175,7 +180,9 @@ def formats_of(framework: str) -> tuple[str, ...]:
     if habits_of(framework).pipeline_engine == "always":
         allowed = "memcalc writes no arguments of Megatron-DeepSpeed; plan again with deepspeed, or megatron"
         raise CombinationError("framework", framework, allowed)
-    return FORMATS_OF[name]
+    says = habits_of(framework).capabilities
+    scripted = says.tuned is not None and fitting(says, model, adapters=adapters) is says.tuned
+    return tuple(sorted(FORMATS_OF[name], key=lambda form: scripted and form == name))
 
 
 def known_format(to: str) -> str:
@@ -183,9 +190,10 @@ def known_format(to: str) -> str:
     if to in WRITABLE:
         return to
     if to in FORMATS_OF:
-        raise UnknownNameError("to", to, f"{to} is a framework; its formats are {', '.join(FORMATS_OF[to])}")
+        allowed = f"{to} is a framework; its formats are {', '.join(FORMATS_OF[to])}"
+        raise UnknownNameError("format of --to", to, allowed)
     allowed = f"must be one of {', '.join(WRITABLE)}"
-    raise UnknownNameError("to", to, allowed, WRITABLE, suggestion=meant("to", to))
+    raise UnknownNameError("format of --to", to, allowed, WRITABLE, suggestion=meant("to", to))
 
 
 def _job(plan: Plan | Estimate, estimate: Estimate, form: Format, target: Path, dirs: tuple[str, ...]) -> ConfigJob:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -351,7 +353,14 @@ def is_frozen(request: Request) -> bool:
 def habits_for(request: Request) -> tuple[str, Habits]:
     """The framework and its habits; by default FSDP 2, and for adapters the Trainer, beside which PEFT stands."""
     name = str(request.get("framework", "hf" if is_frozen(request) else "fsdp2"))
-    return name, habits_of(name)
+    return name, _launched() if request.launched and "framework" not in request.given else habits_of(name)
+
+
+@cache
+def _launched() -> Habits:
+    """FSDP 2 as Accelerate prepares it: autocast over its mixed precision, and gradients reduced in 16 bits."""
+    settled = habits_of("hf")
+    return replace(habits_of("fsdp2"), reduces_as=settled.reduces_as, autocast_over_shards=settled.autocast_over_shards)
 
 
 def sequence_length(request: Request, model: Model) -> int:

@@ -160,12 +160,22 @@ def pinned(job: JobRecord, model: str | Model | None = None) -> JobRecord:
 
 def strategy_record(job: JobRecord, strategy: Strategy, gpus: int, seq_len: int, global_batch: int) -> JobRecord:
     """The estimate of a strategy that a search found for a job."""
-    chosen = split_options(chosen_options(strategy, gpus, seq_len, global_batch))
+    chosen = split_options(
+        {**chosen_options(strategy, gpus, seq_len, global_batch), **_launcher_options(job, strategy)}
+    )
     alone = pinned(job)
     idle = {row.name for row in NEEDING if row.needs in DEGREES and getattr(strategy, row.needs) == 1}
     alone = alone.model_copy(update={"options": {name: v for name, v in alone.options.items() if name not in idle}})
     alone = alone.model_copy(update={"settings": {**alone.settings, **chosen.pop("settings")}})
     return alone.with_options(**chosen)
+
+
+def _launcher_options(job: JobRecord, strategy: Strategy) -> dict[str, Value]:
+    """What a launcher decides of a framework that nobody named, which it does not where that is named."""
+    if "framework" in job.options or strategy.lora or strategy.reduce_dtype == "fp32":
+        return {}
+    autocast: dict[str, Value] = {"autocast": True} if strategy.autocast else {}
+    return {**autocast, "strategy.reduce_dtype": strategy.reduce_dtype}
 
 
 def chosen_options(s: Strategy, gpus: int, seq_len: int, global_batch: int) -> dict[str, Value]:

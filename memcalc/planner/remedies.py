@@ -8,11 +8,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING, cast
 
 from memcalc import catalog
+from memcalc.convert.formats.base import ConfigJob, is_written
 from memcalc.errors import MemcalcError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import defaults, sentences
+from memcalc.planner.answer import scalar
 from memcalc.planner.changes import Change, Search
-from memcalc.planner.choice import best_plan
+from memcalc.planner.choice import GAIN, best_plan
 from memcalc.planner.finalists import SimulatedPlan
 from memcalc.planner.job import value_text
 from memcalc.results.plans import Nearest, Plan, RemedyGroup
@@ -180,7 +182,8 @@ def _more_gpus(search: Search) -> Iterator[Nearest]:
 def _other_frameworks(search: Search) -> list[Nearest]:
     """Frameworks with a plan that needs no code; those that offload where no other fits.
 
-    The small spaces are searched first, until all together are too large for a sentence that nobody asked for.
+    The small spaces are searched first, until all together are too large for a sentence that nobody asked for. Those
+    that are much slower than the fastest come last, and those of which no configuration can be written not at all.
     """
     name, habits = defaults.habits_for(search.job.request)
     if habits.own_code is not None:  # the model is already that framework's own
@@ -195,8 +198,29 @@ def _other_frameworks(search: Search) -> list[Nearest]:
         plan = search.plan(change) if sizes[change.text] and left >= 0 else None
         if plan is not None and not own_code(plan.strategy, search.changed(change).model):
             fitting[change.text] = plan
-    resident = {text: plan for text, plan in fitting.items() if not plan.strategy.offload} or fitting
-    return [search.answer(change, resident[change.text]) for change in changes if change.text in resident][:MOST]
+    written = {text: plan for text, plan in fitting.items() if _is_written(search, plan)} or fitting
+    resident = {text: plan for text, plan in written.items() if not plan.strategy.offload} or written
+    fastest = min((plan.candidate.key for plan in resident.values()), default=0.0)
+    known = [change for change in changes if change.text in resident]
+    known.sort(key=lambda change: resident[change.text].candidate.key > GAIN * fastest)
+    return [search.answer(change, resident[change.text]) for change in known][:MOST]
+
+
+def _is_written(search: Search, plan: SimulatedPlan) -> bool:
+    """Whether memcalc writes a configuration of a plan, which a framework may not have for the model."""
+    layout, fixed = plan.candidate.layout, plan.candidate.grid.fixed
+    config = ConfigJob(
+        model=str(search.record.model),
+        gpu=search.job.gpu.name,
+        gpus=layout.gpus,
+        nodes=-(-layout.gpus // search.job.node.gpus),
+        seq_len=fixed.seq_len,
+        global_batch=fixed.global_batch,
+        accumulation=scalar(plan.single.accumulation),
+        strategy=plan.strategy,
+        spec=plan.census.model,
+    )
+    return is_written(config)
 
 
 def _size(search: Search, change: Change) -> int:

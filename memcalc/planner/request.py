@@ -39,6 +39,9 @@ class Request:
     """What an answer has to say of the model as it was named."""
     beyond: bool = False
     """Whether a search also tries what the framework cannot be told, which needs code of one's own."""
+    launched: bool = False
+    """Whether FSDP 2, which nobody named, is that of Accelerate and the Trainer, since no script of memcalc's runs the
+    model."""
 
     def get(self, name: str, default: Any, note: str = "") -> Any:
         """The user's value, or the default, which is then noted as an assumption."""

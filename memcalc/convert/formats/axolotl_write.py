@@ -7,16 +7,14 @@ from typing import Any
 from memcalc.convert.formats.base import ConfigJob, key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.trainer_writer import accumulated, galore, hub_name, layer_names, require_decoder
-from memcalc.convert.formats.tuning import DECAY, FLASH
+from memcalc.convert.formats.tuning import ANY_FORM, DECAY, FLASH
 from memcalc.frameworks import habits_of
 from memcalc.specs.adapters import lora_of
 
 _OPTIMIZERS = {
     ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("adamw", "loop"): "stable_adamw",
-    ("adafactor", "loop"): "adafactor", ("adamw-8bit", "loop"): "adamw_bnb_8bit",
-    ("paged-adamw", "loop"): "paged_adamw_32bit", ("paged-adamw-8bit", "loop"): "paged_adamw_8bit",
-    ("lion", "loop"): "lion_32bit", ("lion-8bit", "loop"): "lion_8bit", ("sgd", "foreach"): "sgd",
-    ("sgd-momentum", "foreach"): "rmsprop", ("muon", "loop"): "muon",
+    ("adafactor", "loop"): "adafactor", ("sgd", "foreach"): "sgd", ("sgd-momentum", "foreach"): "rmsprop",
+    ("muon", "loop"): "muon",
 }  # fmt: skip
 _ATTENTION = {"flash": "flash_attention_2", "eager": "eager", "efficient": "xformers", "sdpa": "sdpa"}
 
@@ -165,7 +163,7 @@ def _optimizer(job: ConfigJob) -> dict[str, Any]:
     plan = job.strategy
     if plan.optimizer == "galore-adamw":
         return galore(job, "optimizer")
-    names = {f"{kind} ({impl})": name for (kind, impl), name in _OPTIMIZERS.items()}
-    value = f"{plan.optimizer} ({plan.optimizer_impl})"
+    names = {f"{kind} ({impl})": name for (kind, impl), name in _OPTIMIZERS.items()} | ANY_FORM
+    value = plan.optimizer if plan.optimizer in ANY_FORM else f"{plan.optimizer} ({plan.optimizer_impl})"
     job.require(value in names, "optimizer", f"axolotl has {', '.join(names)}", value)
     return {"optimizer": names[value], "weight_decay": DECAY if plan.sgd_weight_decay else None}

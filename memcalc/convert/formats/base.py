@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -275,6 +276,18 @@ def render_config(form: Format, job: ConfigJob) -> str:
     names = {key: key.replace("_", "-") if form.hyphens else key for key in stated}
     flags = " \\\n".join(f"--{names[key]}{_flag_value(value)}" for key, value in stated.items())
     return f"# {head}\n{flags}\n"
+
+
+def is_written(job: ConfigJob) -> bool:
+    """Whether some format of its framework says a job."""
+    for name in FORMATS_OF.get(job.framework, ()):
+        form = get_format(name)
+        with suppress(CombinationError):
+            render_config(
+                form, replace(job, beside={other: get_format(other).filename for other in (name, *form.beside)})
+            )
+            return True
+    return False
 
 
 def check_written(form: Format, job: ConfigJob) -> None:
