@@ -385,8 +385,7 @@ def resolve(
     spec = with_images(request, spec)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
-    elif "lora" not in request.given and spec.recording is None:
-        request.launched = not runs_script(spec)
+    request.launched = not ({"framework", "lora"} & request.given.keys() or spec.recording or runs_script(spec))
     spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
     if not node:
         request.assumptions["node"] = host.name

@@ -362,6 +362,8 @@ class Grid:
         ``_copy_model_grads_to_main_grads``), unless they are read as they are (--use-precision-aware-optimizer).
         """
         widths = self.habits.widths[precision]
+        if self.fixed.adapters is not None and widths.master and not self.habits.casts_adapters:  # nobody casts PEFT's
+            widths = replace(widths, parameter=widths.master, gradient=widths.master, master=0)
         narrows = self.habits.narrow_gradients and self.fixed.reduce_dtype == "bf16" and widths.compute == 2
         if narrows and widths.gradient == 4:
             widths = replace(widths, gradient=2, step_gradient=4)

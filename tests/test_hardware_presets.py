@@ -581,3 +581,12 @@ def test_searches_name_them_too() -> None:
     assert any("no figure measured on AMD" in text for text in plan.warnings)
     most = memcalc.largest("micro-batch", **words, gpus=2)
     assert any("no figure measured on AMD" in text for text in most.warnings)
+
+
+def test_a_node_given_as_a_gpu_leads_to_both_options_and_the_reverse() -> None:
+    for given, said in (
+        ({"gpu": "dgx-a100-40g"}, "it is a node: give --gpu a100-40g --node dgx-a100-40g"),
+        ({"gpu": "h100", "node": "h100"}, "it is a GPU: give --node hgx-h100, or leave --node out"),
+    ):
+        with pytest.raises(UnknownNameError, match=said):
+            memcalc.estimate(model="llama-3-8b", **given)

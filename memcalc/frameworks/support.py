@@ -90,7 +90,7 @@ _CHECKPOINTED_ALONE = Clash(("recompute", ("none", "every")), ("offload", ACTIVA
 _FORMS = (
     Clash(("optimizer", ("adamw",)), ("optimizer_impl", ("loop",)), needs.FORM),
     Clash(("optimizer", ("sgd", "sgd-momentum")), ("optimizer_impl", ("fused", "loop")), needs.FORM),
-    Clash(("optimizer", ("adafactor", "galore-adamw")), ("optimizer_impl", ("foreach", "fused")), needs.FORM),
+    Clash(("optimizer", ("adafactor", "galore-adamw", "muon")), ("optimizer_impl", ("foreach", "fused")), needs.FORM),
 )
 """What the Trainer's names of optimizers have (training_args.py, OptimizerNames; trainer_optimizer.py)."""
 _OPTIMIZERS = support_of(
@@ -123,6 +123,10 @@ FSDP2 = replace(SCRIPT, tuned=LAUNCHED)
 FSDP1 = replace(LAUNCHED, recompute=recompute("every"), parallel=Support(("dp", "hsdp")), uneven=Support())
 """FSDP 1 under Accelerate, whose hybrid strategies shard within a node."""
 _TITAN_PRECISIONS = ("bf16-mixed", "fp32", "bf16", "fp8-mixed")
+TITAN_PIPELINED = ("LlamaForCausalLM", "Llama4ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+TITAN_RINGED = (*TITAN_PIPELINED[:2], "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+"""Classes of Transformers whose models torchtitan 0.2.2 cuts into stages (models/*/__init__.py, ``pipelining_fn``), and
+those whose sequences it splits (models/*/model/args.py): FlexAttention has no context parallelism."""
 TITAN = Capabilities(
     zero=Support(("3", "2", "0")),
     precision=support_of(
@@ -137,7 +141,13 @@ TITAN = Capabilities(
     optimizer_impl=Support(FORMS),
     loss=Support(("standard", "parallel"), {name: says for name, says in needs.LOSS.items() if name != "parallel"}),
     parallel=Support(
-        ("dp", "tp+sp", "pp", "cp", "ep", "hsdp"), {"tp": "write a parallelize function without SequenceParallel"}
+        ("dp", "tp+sp", "pp", "cp", "ep", "hsdp"),
+        {
+            "tp": "write a parallelize function without SequenceParallel",
+            "pp": "give the model's TrainSpec a pipelining_fn, or a later torchtitan its configuration in Python",
+            "cp": "give the model an attention that context parallelism splits, in place of FlexAttention, yourself",
+        },
+        {"pp": TITAN_PIPELINED, "cp": TITAN_RINGED},
     ),
     uneven=Support(SPLITS),
     compile=support_of(("none", "blocks", "blocks+loss", "model", "loss"), EVERY_COMPILE, needs.COMPILE),
@@ -165,7 +175,10 @@ TITAN = Capabilities(
 )
 """torchtitan, whose losses and schedules its eras have; stages are cut where the config names their modules."""
 TITAN_2024 = replace(
-    TITAN, parallel=Support(TITAN.parallel.direct[:-1], {**TITAN.parallel.code, "hsdp": needs.REPLICAS})
+    TITAN,
+    parallel=Support(
+        TITAN.parallel.direct[:-1], {**TITAN.parallel.code, "hsdp": needs.REPLICAS}, TITAN.parallel.classes
+    ),
 )
 """Before ``data_parallel_replicate_degree`` (db6b39acd of September 2024)."""
 TITAN_AMP = replace(
@@ -218,11 +231,7 @@ HF = replace(
     precision=Support((*_AUTOCAST.direct, "bf16-mixed", "fp16-mixed"), {"fp8-mixed": needs.FP8}),
     offload=offloads(("none", "params", "activations", "params,activations"), {"optimizer": needs.OPTIMIZER_OFFLOAD}),
     parallel=Support(("dp",), {"hsdp": "say HYBRID_SHARD in Accelerate's YAML, and leave the Trainer's fsdp out"}),
-    clashes=(
-        *TRAINER.clashes,
-        Clash(("zero", ("0",)), ("parallel", ("dp",)), "say --framework ddp, which the Trainer then runs"),
-        Clash(_SHARDED, ("precision", ("bf16-autocast", "fp16-autocast")), needs.AUTOCAST),
-    ),
+    clashes=(*TRAINER.clashes, Clash(_SHARDED, ("precision", ("bf16-autocast", "fp16-autocast")), needs.AUTOCAST)),
 )
 """The Trainer on one GPU, or on FSDP 1: its table passes no sharding strategy on (training_args.py)."""
 DEEPSPEED_OPTIMIZERS = ("adamw", "lion", "sgd", "sgd-momentum", "muon")

@@ -14,11 +14,13 @@ from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.files import output_path, replacing, write_folder
 from memcalc.handoff.saved import chosen, dirs_of, load, save, saved_plan
 from memcalc.handoff.written import PASSED, Exported, anchored, first_written, formats_of, known_format, write_plan
-from memcalc.planner.job import with_query
+from memcalc.planner.direct import OWN_CODE
+from memcalc.planner.job import value_text, with_query
 from memcalc.planner.plans import pareto_ranks, replace_rank
+from memcalc.planner.request import NOT, OR
 from memcalc.results.plans import Nearest, Plan, Plans, SavedPlan
 from memcalc.specs.job import JobRecord, command_line
-from memcalc.specs.options import BY_NAME
+from memcalc.specs.options import BY_NAME, SEARCHED
 from memcalc.units import GIB, parse_count, signed
 
 __all__ = ["export", "load", "save"]
@@ -157,6 +159,10 @@ def write_job(result: Exported, folder: Path, *, force: bool) -> None:
 
 MORE = 2
 """Plans that are searched for each that is listed, since a format may not say them all."""
+NARROWED = 6
+"""How often a search is repeated without a value for which the format refuses its first plan."""
+UPDATES = ("optimizer", "precision", "lora", "quantize")
+"""Options by which the weights come out otherwise."""
 OTHERS = ("trainer", "fsdp2", "deepspeed")
 """Formats that say most jobs, in the order in which they are tried for one that a format cannot say."""
 
@@ -171,6 +177,12 @@ def plan_to(to: str, *, top: int | str | None = None, **keywords: Any) -> Plans:
     memcalc.errors.CombinationError
         Where the format is of another framework, and where it says none of the plans that fit.
     """
+    several = str(keywords.get("gpus")).isdigit() and str(keywords.get("gpus")) != "1"
+    if several and keywords.get("lora") and keywords.get("framework") is None and to in FORMATS_OF["ddp"]:
+        with suppress(MemcalcError):  # copies of what is frozen, ahead of shards that are gathered for each micro-batch
+            copied, _, unsaid = _searched(to, top, {**keywords, "framework": "ddp"})
+            if copied.plans and unsaid is None and copied.plans[0].verdict == "fits":
+                return copied
     plans, fitting, refusal = _searched(to, top, keywords)
     if refusal is None:
         return plans
@@ -196,14 +208,17 @@ def _typed(job: JobRecord, keywords: Mapping[str, Any]) -> JobRecord:
 def way_out(job: JobRecord, to: str, field: str) -> str:
     """The end of a refusal: the line that plans what a format says, which has been tried; empty where none does.
 
-    First the format itself, with the ``field`` that it cannot say left open, or under DeepSpeed, then others.
+    First the format itself, with the ``field`` that it cannot say left open, or under DeepSpeed, then others; what
+    training computes is given up last.
     """
     options = {name: value for name, value in job.options.items() if name != "framework"}
     elsewhere = job.model_copy(update={"options": options})
     engine = job.model_copy(update={"options": {**options, "framework": "deepspeed"}})
     ways = [(form, job if form in _formats_of(job) else elsewhere) for form in (to, *OTHERS) if form != to]
     ways = [(to, engine)] * (to in FORMATS_OF["deepspeed"] and to not in OTHERS) + ways
-    ways = [(to, _left_open(job if to in _formats_of(job) else elsewhere, field)), *ways]
+    opened = _left_open(job if to in _formats_of(job) else elsewhere, field)
+    dropped = next((name for name in elsewhere.options if name not in opened.options), "").replace("_", "-")
+    ways = [*ways, (to, opened)] if dropped in UPDATES else [(to, opened), *ways]
     for form, candidate in ways:
         if form == job.query.get("to", "") and candidate == job:
             continue
@@ -213,7 +228,8 @@ def way_out(job: JobRecord, to: str, field: str) -> str:
         except MemcalcError:
             continue
         if plans.plans and refusal is None:
-            lead = "plan what it can say" if form == to else f"for {get_format(form).title}"
+            lead = f"for {get_format(form).title}" if form != to else "plan what it can say"
+            lead += f", without --{dropped}" if candidate is opened and dropped in UPDATES else ""
             query = {**plans.job.query, "top": job.query.get("top")}
             return f"; {lead}: {command_line(with_query(plans.job, 'plan', **query))}"
     return ""
@@ -236,20 +252,43 @@ def _searched(to: str, top: Any, keywords: dict[str, Any]) -> tuple[Plans, int, 
     """The plans that a format says, how many fit, and where it says none of these why not the first."""
     name, count = known_format(to), parse_count(top or api.TOP, "top")
     framework = keywords.get("framework") or _framework_of(name, keywords)
-    settled = _settled(name, framework, keywords)
+    settled = {**get_format(name).narrows, **_settled(name, framework, keywords)}
     settings = {**(settled.pop("settings", None) or {}), **(keywords.get("settings") or {})}
     options = {**settled, **_given({**keywords, "framework": None, "settings": settings or None})}
     if name not in FORMATS_OF.get(framework.partition("@")[0], ()):
         others = ", ".join(other for other, formats in FORMATS_OF.items() if name in formats)
         raise CombinationError("framework", framework, f"{get_format(name).title} is for --framework {others}")
-    searched = api.plan(**options, framework=framework, top=MORE * count)
     dirs = tuple(keywords.get("preset_dirs") or ())
+    searched = first = api.plan(**options, framework=framework, top=MORE * count)
     plans, refusal = _able(searched, name, count, dirs)
-    query = {key: value for key, value in searched.job.query.items() if key != "top"}
-    job = with_query(searched.job, "plan", **query, to=name, top=None if count == api.TOP else count)
+    for _ in range(NARROWED):
+        is_first = bool(plans) and plans[0].command == searched.plans[0].command
+        narrower = _narrower(options, keywords, refusal) if refusal and not is_first else {}
+        if not narrower:
+            break
+        options |= narrower
+        other = api.plan(**options, framework=framework, top=MORE * count)
+        able, refused = _able(other, name, count, dirs)
+        if not other.plans:
+            break
+        searched, plans, refusal = other, able, refused
+    query = {key: value for key, value in first.job.query.items() if key != "top"}
+    job = with_query(first.job, "plan", **query, to=name, top=None if count == api.TOP else count)
     changed = {"plans": plans, "pareto": pareto_ranks(plans), "nearest": tuple(_said(searched, name, dirs))}
+    changed["warnings"] = tuple(text for text in searched.warnings if not plans or OWN_CODE not in text)
     answer = searched.model_copy(update={**changed, "job": job, "command": command_line(job)})
     return answer, len(searched.plans), None if plans else refusal
+
+
+def _narrower(options: Mapping[str, Any], keywords: Mapping[str, Any], refusal: InputError) -> dict[str, str]:
+    """The option without the value for which the first plan is refused, where the search alone chose that."""
+    name = refusal.field.replace("-", "_")
+    known = str(options.get(name, NOT))
+    if name not in SEARCHED or keywords.get(name) is not None or not known.startswith(NOT):
+        return {}
+    without = [part for part in known.removeprefix(NOT).split(OR) if part]
+    value = value_text(refusal.value)
+    return {} if value in without else {name: f"{NOT}{OR.join([*without, value])}"}
 
 
 def _given(keywords: dict[str, Any]) -> dict[str, Any]:
@@ -336,7 +375,7 @@ def _able(searched: Plans, name: str, count: int, dirs: tuple[str, ...]) -> tupl
         except InputError as error:
             refusal = refusal or error
         else:
-            plans.append(replace_rank(plan, len(plans) + 1))
+            plans.append(replace_rank(plan, len(plans) + 1).model_copy(update={"own_code": ()}))
     return tuple(_led(plans, get_format(name).title)), refusal
 
 

@@ -168,6 +168,8 @@ def _resolved(estimate: Estimate) -> dict[str, Any]:
         fields["offload"] = tuple(part for part in strategy.offload if part != "optimizer")
     if strategy.precision == "fp8-mixed":
         fields["float8"] = strategy.float8 or habits.float8[0]
+    if strategy.framework == "hf" and strategy.zero == 0 and strategy.dp > 1:  # the Trainer's files have no other name
+        fields["framework"] = "ddp"
     if strategy.optimizer in ANY_FORM:
         fields["optimizer_impl"] = ""
     return fields

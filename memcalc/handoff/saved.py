@@ -35,7 +35,7 @@ LISTED = 48
 """Plans of the search among which they are looked for, the fastest first."""
 
 
-def fallbacks(plan: Plan, options: Mapping[str, Value], dirs: Iterable[str] = ()) -> tuple[Plan, ...]:
+def fallbacks(plan: Plan, options: Mapping[str, Value], dirs: tuple[str, ...] = ()) -> tuple[Plan, ...]:
     """Return safer plans, each at least a tenth smaller than the one before; the fastest first, then what offloads.
 
     They keep the GPUs, the parallel layout, precision, optimizer and global batch, so that going back is one command:
@@ -44,13 +44,12 @@ def fallbacks(plan: Plan, options: Mapping[str, Value], dirs: Iterable[str] = ()
     those of the search that found the plan; what was given there stays as it was given.
     """
     stays = set(plan.strategy.offload)
-    dirs = tuple(dirs)
     plans = _searched(plan, _open(plan, options, dirs), dirs)
     ladder = _ladder(plan, sorted(plans, key=lambda other: bool(set(other.strategy.offload) - stays)))
     return tuple(itertools.islice(ladder, MOST))
 
 
-def steps(plan: Plan, options: Mapping[str, Value], dirs: Iterable[str] = ()) -> tuple[Plan, ...]:
+def steps(plan: Plan, options: Mapping[str, Value], dirs: tuple[str, ...] = ()) -> tuple[Plan, ...]:
     """Return the plans that a running job can go over to: what recomputation and a smaller micro-batch alone give.
 
     All of them, the fastest first, whichever are smaller; sharding and offload stay, since they are fixed when a job
@@ -58,7 +57,6 @@ def steps(plan: Plan, options: Mapping[str, Value], dirs: Iterable[str] = ()) ->
     """
     strategy = plan.strategy
     fixed = {"zero": str(strategy.zero), "offload": ",".join(strategy.offload) or "none"}
-    dirs = tuple(dirs)
     plans = _searched(plan, {**_open(plan, options, dirs), **fixed}, dirs)
     others = [other for other in plans if other.verdict == "fits" and other.strategy != strategy]
     return tuple(_ranked(plan, rank, other) for rank, other in enumerate(others, 1))

@@ -84,8 +84,10 @@ def by_defaults(grid: Grid, request: Request, habits: Habits, model: Model, gpu:
                 continue
             fields = {"attention": kernel, **defaults.runtime_fields(quiet, habits, [precision], sharded=sharded)}
             given = request.given["fields"]
-            decided = tuple(sorted((name, value) for name, value in fields.items() if name not in given))
-            parts.setdefault((decided, layouts, zeros, offloads), []).append(precision)
+            for switched in defaults.switches(quiet, habits, precision):
+                values = {**fields, **switched}.items()
+                decided = tuple(sorted((name, value) for name, value in values if name not in given))
+                parts.setdefault((decided, layouts, zeros, offloads), []).append(precision)
     if not parts and refusal is not None:
         raise refusal
     return [

@@ -171,10 +171,12 @@ def strategy_record(job: JobRecord, strategy: Strategy, gpus: int, seq_len: int,
 
 
 def _launcher_options(job: JobRecord, strategy: Strategy) -> dict[str, Value]:
-    """What a launcher decides of a framework that nobody named, which it does not where that is named."""
-    if "framework" in job.options or strategy.lora or strategy.reduce_dtype == "fp32":
-        return {}
+    """What a search takes of a launcher that an estimate does not, since its framework is named: see ``Request``."""
     autocast: dict[str, Value] = {"autocast": True} if strategy.autocast else {}
+    if strategy.lora:
+        return autocast
+    if "framework" in job.options or strategy.reduce_dtype == "fp32":
+        return {}
     return {**autocast, "strategy.reduce_dtype": strategy.reduce_dtype}
 
 

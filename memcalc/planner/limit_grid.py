@@ -70,7 +70,7 @@ class LimitJob(PlanJob):
         """
         fields = {**self.request.given["fields"], **(split or {})}
         given = {**self.request.given, "global_batch": None, **options, "fields": fields}
-        return Request(given, beyond=self.request.beyond)
+        return replace(self.request, given=given, assumptions={}, choices={})
 
     def open(self, gpus: Sequence[int], seq_len: int) -> list[Grid]:
         """All that the request leaves open on any of some numbers of GPUs: a grid for each precision.

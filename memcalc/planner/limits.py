@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc import catalog
-from memcalc.errors import CombinationError, InputError, UnknownNameError
+from memcalc.errors import CombinationError, InputError, MemcalcError, UnknownNameError
+from memcalc.frameworks.capability import SPLITS
 from memcalc.planner import defaults
 from memcalc.planner import request as rq
 from memcalc.planner.axes import SHORTEST_PART
+from memcalc.planner.budget import capacity, offload_need
+from memcalc.planner.choice import best_plan
+from memcalc.planner.job import PlanJob
 from memcalc.planner.limit_answer import LimitQuery, answer_of, cache_limit, fit_of, host_limit, miss_of, point_of
 from memcalc.planner.limit_grid import (
     Chunk,
+    LimitCandidate,
     LimitJob,
     SimulatedLimit,
     SimulationCache,
@@ -29,6 +34,7 @@ from memcalc.planner.limit_grid import (
 )
 from memcalc.planner.limit_search import LimitQuestion, LimitSearch, LimitSolution, fastest
 from memcalc.planner.request import MICRO_BATCHES
+from memcalc.planner.sentences import MOST_UNASKED
 from memcalc.terms.parameters import model_count
 
 if TYPE_CHECKING:
@@ -207,15 +213,48 @@ def min_gpus(job: LimitJob, query: LimitQuery, counts: Sequence[int]) -> Inverse
     if known is None and near is None:
         raise CombinationError("gpus", counts[-1], f"no valid strategy for {job.model.name} with these options")
     beyond = (miss_of(near, near.candidate.layout.gpus),) if near else ()
-    best = tried.best(known) if known else None
+    planned = _as_planned(job, tried, known) if known else None
+    best = planned or (tried.best(known) if known else None)
     fit = fit_of(job, best, best.candidate.layout.gpus, query.base) if best else None
     needs = [pair for part in parts if near and (pair := part.host_short(job, near.candidate.layout.gpus))]
     instead = host_limit(job, near.candidate.layout.gpus, min(needs)) if near and fit and needs else ""
-    return answer_of(
+    answer = answer_of(
         job, query, fit, beyond, gpus=int(fit.value) if fit else counts[-1], instead=instead,
         outside="no smaller count is possible" if fit else f"no plan fits on up to {counts[-1]} GPUs",
         searched=tried.searched, replayed=len(tried.replays.known),
     )  # fmt: skip
+    if planned is None or job.batch != (0, 0):
+        return answer
+    fed = planned.candidate.global_batch
+    noted = {**answer.assumptions, "global_batch": f"{fed} sequences ({fed * seq_len:,} tokens)"}
+    return answer.model_copy(update={"assumptions": noted})
+
+
+def _as_planned(job: LimitJob, tried: Tried, known: SimulatedLimit) -> SimulatedLimit | None:
+    """What a plan lists first on as many GPUs as a strategy that fits, with the batch of a plan.
+
+    Not where that would offload what need not be, or more than the GPUs' share, nor where its search is long.
+    """
+    gpus, offloaded = known.candidate.layout.gpus, bool(known.candidate.offload)
+    request = replace(job.request, given={**job.request.given, "gpus": gpus}, assumptions={})
+    alone = PlanJob(request, job.model, job.gpu, job.node)
+    try:
+        plan = best_plan(alone, gpus, trusting=offloaded) if alone.size(gpus) <= MOST_UNASKED else None
+    except MemcalcError:
+        return None
+    if plan is None or (job.safe and plan.is_tight) or (plan.strategy.offload and not offloaded):
+        return None
+    host = capacity(job.node, "host")
+    share = None if host is None else host * min(gpus, job.node.gpus) // job.node.gpus
+    if job.by_share and share is not None and offload_need(plan.census, job.node).host > share:
+        return None
+    grid, layout = plan.single, plan.candidate.layout
+    fixed, uneven = grid.fixed, tuple((name, value) for name in SPLITS if (value := getattr(grid.fixed, name)))
+    candidate = LimitCandidate(
+        fixed.framework, layout, grid.precisions[0], grid.recomputes[0], grid.zeros[0], grid.offloads[0],
+        grid.micro_batches[0], fixed.seq_len, fixed.global_batch, uneven,
+    )  # fmt: skip
+    return tried.replays.reported(candidate) if tried.replays.fits(candidate) else None
 
 
 def _up_to_first(

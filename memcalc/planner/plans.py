@@ -344,7 +344,7 @@ def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, Sear
         f"{name.capitalize()} of {job.node.name} is unknown; offload needs enough of it."
         for name in sorted({name for plan in plans for name in plan.unknown})
     ]
-    if any(is_deprecated(plan.strategy) for plan in plans):
+    if plans and is_deprecated(plans[0].strategy):
         text.append(FSDP_1)
     if any(lacks_nvme_swap(plan.strategy) for plan in plans):
         text.append(NO_SWAPPER)

@@ -43,17 +43,13 @@ SPENT = 1 / 3
 """Share of a step in messages, recomputation and an empty pipeline from which other frameworks are looked at."""
 
 
-WHOLE = Change("another framework", {"framework": "ddp"})
-"""A frozen base on each GPU, which FSDP would gather."""
-
-
 def instead_of_offload(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -> Iterator[Nearest]:
     """Where the fewest GPUs have plans with offload alone, what makes the job fit there without it."""
     fewest = min((plan.gpus for plan in plans), default=0)
     if "offload" in job.request.given or not all(plan.strategy.offload for plan in plans if plan.gpus == fewest):
         return
     without = record.with_options(gpus=fewest, offload="none")
-    spread = "framework" not in job.request.given and fewest > job.node.gpus
+    spread = "framework" not in job.request.given and (fewest > job.node.gpus or (fewest > 1 and job.model.is_moe))
     search = Search(job.pinned(offload=(), gpus=fewest), fewest, without, opened=False, elsewhere=spread)
     yield from (answer for answer in _remedies(search) if answer.group != "not enough")
 
@@ -67,9 +63,7 @@ def instead_of_tight(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -
         if here and not here[0].strategy.offload and "offload" not in job.request.given:
             pinned, request = pinned.pinned(offload=()), request.with_options(offload="none")
         search = Search(pinned, fewest, request)
-        copied = fewest > 1 and defaults.is_frozen(job.request) and "framework" not in search.given
-        changes = [*search.free, *([WHOLE] if copied else [])]
-        yield from (answer for answer in _of_group(search, changes) if answer.verdict == "fits")
+        yield from (answer for answer in _of_group(search, search.free) if answer.verdict == "fits")
 
 
 def instead_of_slow(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...], share: float) -> Iterator[Nearest]:

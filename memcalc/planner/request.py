@@ -39,6 +39,8 @@ class Request:
     """What an answer has to say of the model as it was named."""
     beyond: bool = False
     """Whether a search also tries what the framework cannot be told, which needs code of one's own."""
+    several: bool = False
+    """Whether a search decides what is left out, and not the defaults of one strategy alone."""
     launched: bool = False
     """Whether FSDP 2, which nobody named, is that of Accelerate and the Trainer, since no script of memcalc's runs the
     model."""
@@ -74,7 +76,7 @@ def check_words(raw: Mapping[str, Any], settings: Mapping[str, Any] | None, *, s
             given[name] = value
     if given.get("quantize", "none") != "none":  # a base that is not trained: adapters of the usual rank are
         given.setdefault("lora", adapters.parse_lora(adapters.USUAL))
-    return Request(given, choices=choices)
+    return Request(given, choices=choices, several=several)
 
 
 def _read(name: str, value: Any) -> Any:

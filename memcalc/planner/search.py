@@ -78,7 +78,7 @@ class Candidate:
     def axes(self) -> tuple[object, ...]:
         """What tells it from all other strategies of a job on as many GPUs; the micro-batch comes last."""
         grid, i = self.grid, self.index
-        shared = grid.fixed.optimizer, grid.fixed.offload_to, grid.fixed.global_batch
+        shared = grid.fixed.optimizer, grid.fixed.offload_to, grid.fixed.global_batch, grid.fixed.autocast
         axes = grid.layouts[i[0]], grid.precisions[i[2]], grid.recomputes[i[3]], grid.zeros[i[4]], grid.offloads[i[5]]
         return (*shared, *axes, grid.micro_batches[i[6]])
 

@@ -155,7 +155,8 @@ def _family(candidate: Candidate) -> tuple[object, ...]:
     """What strategies share that :func:`keeps_more` compares."""
     grid, i = candidate.grid, candidate.index
     fixed = grid.fixed
-    return grid.layouts[i[0]], grid.precisions[i[2]], fixed.optimizer, fixed.offload_to, fixed.global_batch
+    shared = fixed.optimizer, fixed.offload_to, fixed.global_batch, fixed.autocast
+    return (grid.layouts[i[0]], grid.precisions[i[2]], *shared)
 
 
 def keeps_more(candidate: Candidate, other: Candidate) -> bool:

@@ -109,6 +109,8 @@ _STATED = frozenset({"seq_len", "global_batch", "precision", "optimizer_impl", "
 _TIGHT = re.compile(r" (Tight: .*\.)$")
 """Why a plan is tight, at the end of why it is listed; a screen says it below the verdict."""
 _PEAK = re.compile(r" Peak: .*? headroom\.")
+MUCH = 1.5
+"""How much faster another framework has to be for a change that leaves this one to be passed over."""
 _WIDE = ("vs #1", "host", "GPU-hours")
 """Columns for which a narrow terminal has no room."""
 
@@ -353,7 +355,7 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
         yield Code("Next, #1 as an estimate", first.command)
     elif better := _better(result):
         times = better.tokens_per_second_per_gpu / first.time.tokens_per_second_per_gpu
-        gain = "no slower" if first.strategy.offload else f"{times:.1f} times as fast"
+        gain = "no slower" if first.strategy.offload and times < MUCH else f"{times:.1f} times as fast"
         yield said("Next", f"add {'--offload none ' * bool(first.strategy.offload)}{better.change}: {gain}")
     elif not written:
         yield said("Next", "add --save plan.json to save #1 with plans to fall back on")
@@ -365,16 +367,18 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
 def _better(result: Plans) -> Nearest | None:
     """Return a change that trains alike on the same GPUs, needs no offload and is no slower than #1.
 
-    Beside a plan without offload it may be another framework, of which only those that are much faster are listed.
+    It may be another framework where that is much faster than what changes less.
     """
     first = result.plans[0]
     if first.verdict != "fits" and not first.strategy.offload:
         return None
-    groups = ["same training", *["another framework"] * (not first.strategy.offload)]
-    alike = (item for item in result.nearest if item.group in groups and item.verdict == "fits")
-    resident = (item for item in alike if not item.host_memory and "--gpus" not in item.change)
+    fits = [item for item in result.nearest if item.verdict == "fits" and not item.host_memory]
     least = first.time.tokens_per_second_per_gpu
-    return next((item for item in resident if item.tokens_per_second_per_gpu >= least), None)
+    alike = [item for item in fits if item.group == "same training" and "--gpus" not in item.change]
+    near = next((item for item in alike if item.tokens_per_second_per_gpu >= least), None)
+    least = MUCH * (near.tokens_per_second_per_gpu if near else least)
+    others = (item for item in fits if item.group == "another framework")
+    return next((item for item in others if item.tokens_per_second_per_gpu >= least), near)
 
 
 def _foot(result: Plans) -> Iterator[Block]:

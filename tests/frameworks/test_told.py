@@ -16,7 +16,7 @@ from memcalc.convert.formats import FORMATS_OF, get_format
 from memcalc.errors import CombinationError, MemcalcError
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.frameworks import FRAMEWORKS
-from memcalc.frameworks.capabilities import OPTIONS, Capabilities, own_code, text_of, values_of
+from memcalc.frameworks.capabilities import OPTIONS, Capabilities, capabilities_of, own_code, text_of, values_of
 from memcalc.handoff.written import Exported, first_written, formats_of
 from memcalc.results.estimates import Estimate
 from memcalc.specs.options import BY_NAME
@@ -248,3 +248,14 @@ def test_megatrons_optimizer_on_the_host_is_adam_alone() -> None:
         memcalc.estimate(
             model="llama-3-8b", gpu="h100", gpus=8, framework="megatron", zero=1, optimizer="muon", offload="optimizer"
         )
+
+
+def test_torchtitan_cuts_those_models_into_stages_for_which_it_has_a_function() -> None:
+    """0.2.2 models/*/__init__.py, pipelining_fn: Llama 3 and DeepSeek, not Qwen 3 and gpt-oss, which a file refuses."""
+    told = {"llama-3.1-8b": True, "deepseek-v3": True, "qwen3-8b": False, "gpt-oss-20b": False}
+    for name, cut in told.items():
+        model = load_model(name)
+        assert (capabilities_of("torchtitan", model).parallel.needs("pp", model) == "") == cut
+    job: dict[str, Any] = {"model": "qwen3-8b", "gpu": "h100", "gpus": 16, "framework": "torchtitan", "tp": 1, "top": 1}
+    plan = memcalc.plan(**job, pp=2, cp=1, recompute="full", offload="none", advice=False).plans[0]
+    assert any("pipelining_fn" in code for code in plan.own_code)

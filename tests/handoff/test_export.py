@@ -355,6 +355,13 @@ def test_every_fallback_of_a_plan_for_a_launcher_is_written_by_it(form: str, lor
         assert memcalc.export(kept, to=form, fallback=number)
 
 
+def test_the_fallbacks_of_a_model_of_images_are_what_its_launcher_has() -> None:
+    """No script of memcalc's trains it, and what wraps it in FSDP 2 checkpoints all blocks or none."""
+    found = memcalc.plan(model="qwen2.5-vl-7b", image_size="1024x1024", gpu="h100", gpus=8, top=1, advice=False)
+    assert found.plans[0].strategy.recompute == "none"
+    assert {plan.strategy.recompute for plan in saved_plan(found).fallback} == {"full"}
+
+
 # -------------------------------------------------------------------------------------------------------------- export
 
 

@@ -48,7 +48,8 @@ def test_adapters_of_a_gpu_without_bf16_are_planned_and_written_in_fp16() -> Non
         said = json.loads(done.files[Path("training_args.json")])
         assert (said["fp16"], said["bf16"], said["dtype"]) == (True, False, "float16")
         assert (plan.strategy.autocast, done.notes) == (True, ())
-    (plan,) = plan_to("trainer", top=1, **(job | {"gpu": "v100-16g", "gpus": 2, "quantize": None})).plans
+    sharded = {"gpu": "v100-16g", "gpus": 2, "quantize": None, "framework": "fsdp2"}
+    (plan,) = plan_to("trainer", top=1, **(job | sharded)).plans
     done = write_plan(plan, "trainer", None, ())
     assert (plan.strategy.autocast, plan.strategy.reduce_dtype) == (True, "bf16")
     assert not [note for note in done.notes if "what runs has" in note]
@@ -185,13 +186,17 @@ def test_what_would_fit_is_what_the_format_says() -> None:
 
 
 def test_each_format_is_of_a_framework_where_none_is_named() -> None:
-    """What is written for several GPUs runs FSDP 2, the default of Transformers' Trainer, whatever is trained."""
+    """What is written for several GPUs runs FSDP 2, the default of Transformers' Trainer.
+
+    Adapters train beside copies of their base where these fit.
+    """
     for to, words, framework in (
         ("axolotl", {"gpus": 1}, "hf"),
         ("axolotl", {"gpus": 2}, "fsdp2"),
         ("accelerate", {"gpus": "2/4"}, "fsdp2"),
         ("accelerate", {"gpus": 1}, "hf"),
-        ("trainer", {"gpus": 2, "lora": 8, "precision": "bf16"}, "fsdp2"),
+        ("trainer", {"gpus": 2, "lora": 8, "precision": "bf16"}, "ddp"),
+        ("trainer", {"gpus": 2, "lora": 8, "precision": "bf16", "model": "qwen2.5-72b", "gpu": "h100"}, "fsdp2"),
         ("deepspeed", {"gpus": 2}, "deepspeed"),
     ):
         found = plan_to(to, **{**JOB, "model": "gpt2", "precision": "fp32", **words}, top=1).plans
@@ -211,7 +216,7 @@ def test_a_plan_for_axolotl_is_of_what_axolotl_sets_by_itself() -> None:
 
 def test_a_config_that_runs_otherwise_than_planned_names_what_plans_it() -> None:
     words: dict[str, Any] = {"model": "gpt-oss-20b", "gpu": "h100", "gpus": 8}  # FSDP 2's script has no experts
-    plans = memcalc.plan(top=1, **words)
+    plans = memcalc.plan(top=1, framework="fsdp2", **words)
     notes = " ".join(started(plans, plans.plans[0], None).notes)
     assert "; --to trainer plans what runs." in notes
     planned = plan_to("trainer", top=1, **words)
@@ -260,3 +265,41 @@ def test_an_evaluation_has_as_many_sequences_at_a_time_as_a_step_unless_it_is_sa
     assert "MC111" not in {finding.code for finding in checked.files[0].findings}
     stated = plan_to("trainer", top=1, **words, settings={"workload.eval_micro_batch": 4})
     assert json.loads(memcalc.export(stated, to="trainer")["training_args.json"])["per_device_eval_batch_size"] == 4
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "jamba-v0.1"])
+def test_what_no_script_runs_is_planned_as_the_trainer_runs_it_where_no_framework_is_named(model: str) -> None:
+    """Accelerate 1.15 (set_mixed_precision, prepare_model): 16-bit reductions, and autocast over the shards."""
+    plans = memcalc.plan(model=model, gpu="h100", gpus=16, top=1, advice=False)
+    strategy = plans.plans[0].strategy
+    assert (strategy.framework, strategy.autocast, strategy.reduce_dtype) == ("fsdp2", True, "bf16")
+    done = started(plans, plans.plans[0], None)
+    assert done.format == "trainer"
+    assert not [note for note in done.notes if "what runs" in note]
+    again = memcalc.estimate(**plans.plans[0].job.keywords())
+    assert again.peak.device == plans.plans[0].peak.device
+
+
+def test_an_optimizer_of_bitsandbytes_is_written_for_axolotl_whatever_its_form() -> None:
+    """Its kernels update in place (bitsandbytes optimizer.py), so that no form of PyTorch's is meant."""
+    for optimizer, name in (("adamw-8bit", "adamw_bnb_8bit"), ("lion", "lion_32bit"), ("muon", "muon")):
+        (plan,) = plan_to("axolotl", model="llama-3.2-1b", gpu="h100", gpus=2, optimizer=optimizer, top=1).plans
+        done = write_plan(plan, "axolotl", None, ())
+        assert f"optimizer: {name}" in done.files[Path("config.yaml")]
+        assert (plan.strategy.optimizer, plan.own_code) == (optimizer, ())
+
+
+def test_a_refusal_keeps_what_training_computes_where_another_format_says_it() -> None:
+    with pytest.raises(CombinationError) as kept:
+        plan_to("fsdp2", model="llama-3.2-1b", gpu="h100", gpus=2, optimizer="adamw-8bit", top=1)
+    assert "--optimizer adamw-8bit --framework fsdp2 --to trainer" in str(kept.value)
+
+
+def test_a_policy_that_a_format_has_not_does_not_hide_those_that_it_has() -> None:
+    """One block in two is the fastest of one GPU; axolotl checkpoints all blocks or none, whatever ``top`` is."""
+    job: dict[str, Any] = {"model": "llama-3-8b", "gpu": "h100", "gpus": 1, "optimizer": "adamw-8bit"}
+    fastest = memcalc.plan(framework="hf", precision="bf16", autocast=True, top=1, advice=False, **job).plans[0]
+    assert fastest.strategy.recompute.startswith("every")
+    first = [plan_to("axolotl", top=top, **job).plans[0].strategy for top in (1, 6)]
+    assert first[0] == first[1]
+    assert first[0].recompute == "full"

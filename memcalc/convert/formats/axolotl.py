@@ -390,6 +390,7 @@ FORMAT = Format(
         "whole_accumulation": (False,),
     },
     casts_shards=False,
+    narrows={"recompute": "none/full"},
     settles={"strategy.expandable_segments": True},  # utils/__init__.py, set_pytorch_cuda_alloc_conf
     over_adapters={"autocast": True},  # bf16 is both the dtype of loading and autocast (loaders/model.py, base.py)
 )  # fmt: skip

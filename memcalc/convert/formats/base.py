@@ -197,6 +197,8 @@ class Format:
     """Fields that its framework sets for every job: a search for it has them."""
     over_adapters: Mapping[str, Any] = field(default_factory=dict)
     """Options that its framework settles for every job with adapters: a search for it has them."""
+    narrows: Mapping[str, str] = field(default_factory=dict)
+    """Options of which it says less than its frameworks have: a search for it tries these values."""
     casts_shards: bool = True
     """Its FSDP 2 holds what is trained in fp32 under mixed precision, as Accelerate prepares it."""
     script: Callable[[ConfigJob], str] | None = None
