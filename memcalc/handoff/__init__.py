@@ -161,7 +161,7 @@ MORE = 2
 """Plans that are searched for each that is listed, since a format may not say them all."""
 NARROWED = 6
 """How often a search is repeated without a value for which the format refuses its first plan."""
-UPDATES = ("optimizer", "precision", "lora", "quantize")
+UPDATES = ("optimizer", "precision")
 """Options by which the weights come out otherwise."""
 OTHERS = ("trainer", "fsdp2", "deepspeed")
 """Formats that say most jobs, in the order in which they are tried for one that a format cannot say."""

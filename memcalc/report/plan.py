@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memcalc.convert.named_model import is_recorded
 from memcalc.report import plan_words as say
 from memcalc.report.estimate import MOODS
-from memcalc.report.plan_tables import data, recipe_blocks, remedy_blocks, short
+from memcalc.report.plan_tables import cheapest_alike, data, recipe_blocks, remedy_blocks, short
 from memcalc.report.plan_words import speed
 from memcalc.report.tables import (
     MOST,
@@ -374,8 +374,8 @@ def _better(result: Plans) -> Nearest | None:
         return None
     fits = [item for item in result.nearest if item.verdict == "fits" and not item.host_memory]
     least = first.time.tokens_per_second_per_gpu
-    alike = [item for item in fits if item.group == "same training" and "--gpus" not in item.change]
-    near = next((item for item in alike if item.tokens_per_second_per_gpu >= least), None)
+    near = cheapest_alike(result.nearest)
+    near = near if near is not None and near.tokens_per_second_per_gpu >= least else None
     least = MUCH * (near.tokens_per_second_per_gpu if near else least)
     others = (item for item in fits if item.group == "another framework")
     return next((item for item in others if item.tokens_per_second_per_gpu >= least), near)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from textwrap import fill
@@ -117,7 +117,19 @@ def short(change: str) -> str:
 
 def _best(answers: list[Nearest]) -> Nearest:
     """The first that fits: they stand in the order of what they cost."""
-    return next((answer for answer in answers if answer.verdict == "fits"), answers[0])
+    return cheapest_alike(answers) or next((answer for answer in answers if answer.verdict == "fits"), answers[0])
+
+
+CLEARLY = 1.25
+"""How much faster a change has to be for one that stands before it to be passed over."""
+
+
+def cheapest_alike(answers: Iterable[Nearest]) -> Nearest | None:
+    """Return the first that trains alike on as many GPUs, fits without offload, and is not clearly beaten."""
+    fits = [answer for answer in answers if answer.verdict == "fits" and not answer.host_memory]
+    alike = [answer for answer in fits if answer.group == "same training" and "--gpus" not in answer.change]
+    most = max((answer.tokens_per_second_per_gpu for answer in alike), default=0.0)
+    return next((answer for answer in alike if CLEARLY * answer.tokens_per_second_per_gpu >= most), None)
 
 
 def _title(result: Plans) -> str:
