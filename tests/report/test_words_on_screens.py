@@ -168,3 +168,14 @@ def test_a_command_of_a_document_has_rows_that_a_shell_reads(form: str) -> None:
     rows = [re.sub(r"</?(pre|code)>", "", row) for row in rows]
     assert max(map(len, rows)) <= (64 if form == "latex" else 80)
     assert shlex.split(command) == shlex.split("\n".join(rows[1:]).replace("\\\n", ""))
+
+
+def test_a_range_that_ends_above_the_gpu_is_no_contradiction_of_a_fit() -> None:
+    """The verdict's margin has one side, 19 runs of 20, and the range that is shown has two."""
+    line = "estimate --model llama-2-7b --gpu a100-40g --gpus 8 --zero 3 --recompute"
+    for policy in ("mlp", "full"):
+        answer = json.loads(CliRunner().invoke(app, [*line.split(), policy, "--format", "json"]).stdout)
+        above = answer["interval"]["high"] > answer["budget"]["capacity"]
+        assert answer["verdict"] == "fits"
+        assert above is (policy == "mlp")
+        assert ("19 of 20 runs fit" in shown(f"{line} {policy}")[0]) is above

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.report.estimate import MOODS, bar_of, head_of
+from memcalc.report.estimate import MOODS, bar_of, ends_above, head_of
 from memcalc.report.page.markup import Html, begun, cell, el, join, swatch, table
 from memcalc.report.tables import gib, header, percent
 from memcalc.results.estimates import Estimate
@@ -98,7 +98,9 @@ def _said(review: Review, verdict: str) -> Html:
     device, capacity = result.peak.device, result.budget.capacity
     used = el("strong", f"{gib(device)} of {gib(capacity)} GiB")
     index = "each GPU" if len(result.stages) < 2 else f"the fullest GPU, in pipeline stage {result.peak.stage}"
-    text = f" on {index} ({percent(device, capacity)}%). {_MEANS.get(verdict) or _missing(result)}"
+    above = ends_above(result)
+    means = f"With the 95% margin {above}." if above else _MEANS.get(verdict) or _missing(result)
+    text = f" on {index} ({percent(device, capacity)}%). {means}"
     return join(head, el("p", used, text, class_="lead"))
 
 
