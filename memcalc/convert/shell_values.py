@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from memcalc import catalog
 from memcalc.errors import FileError
 
 LONGEST = 1 << 16
@@ -70,9 +71,12 @@ class Token:
 
     @property
     def plain(self) -> Token:
-        """It without the marks of unknown parts."""
+        """It without the marks of unknown parts; known where it is a model in a folder that only a run knows."""
         if MARK not in self.text:
             return self
+        folder, _, name = self.text.rpartition("/")
+        if MARK in folder and MARK not in name and catalog.lookup(name) is not None:
+            return replace(self, text=self.text.replace(MARK, "…"), unknown="", unset=False)
         known = [pair for pair in zip(self.text, self.positions, strict=True) if pair[0] != MARK]
         return replace(self, text="".join(letter for letter, _ in known), positions=tuple(at for _, at in known))
 

@@ -285,6 +285,14 @@ def test_overrides_of_verl(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("path", ["$HOME/models/Qwen2.5-3B", "${1}/Qwen/Qwen2.5-3B-Instruct"])
+def test_a_model_in_a_folder_that_only_a_run_knows_is_the_model_of_its_name(tmp_path: Path, path: str) -> None:
+    """So most of verl's scripts name theirs; a name of which a part is open stays a question."""
+    assert words(tmp_path, "run.sh", VERL.replace("path=$MODEL", f"path={path}"))["model"].endswith("qwen2.5-3b")
+    for other in (path.replace("Qwen2.5-3B", "Qwen2.5-$SIZE"), f"{path}/checkpoint-100"):
+        assert "--model (line of run.sh" in asked(tmp_path, "run.sh", VERL.replace("path=$MODEL", f"path={other}"))
+
+
 def test_defaults_of_verl_and_its_yaml(tmp_path: Path) -> None:
     """PPO, 512 and 512 tokens, 1024 prompts, engines of 2 ranks that may take half, on 8 GPUs; no KL, no reference."""
     text = "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-1.5B}\n  actor: {ppo_micro_batch_size_per_gpu: 4}\n"
