@@ -88,12 +88,33 @@ def listing(kind: str, rows: Sequence[Row]) -> Report:
 def record(kind: str, row: Row) -> Report:
     """Return one preset in full: every field, and where it comes from."""
     shown = {key: value for key, value in row.items() if value not in (None, "", [], {}) and key not in _NOT_SHOWN}
-    cells = tuple(_fact(key, value) for key, value in shown.items())
-    table = Table(str(row["name"]), header("field | value"), cells)
-    return Report(Document((table,), table), _payload(kind, [row]))
+    table, data = (
+        Table(str(row["name"]), header("field | value"), tuple(say(key, value) for key, value in shown.items()))
+        for say in (_fact, _datum)
+    )
+    return Report(Document((table,), data), _payload(kind, [row]))
 
 
 def _fact(key: str, value: Any) -> tuple[str, str]:
+    """Return a field and its value as a person reads them.
+
+    >>> _fact("host_memory_bytes_per_s", 6e11), _fact("parameters", 8030261248), _fact("tied", False)
+    (('host memory bandwidth', '600 GB/s'), ('parameters', '8,030,261,248 (8.03B)'), ('tied', 'no'))
+    """
+    name, text = _datum(key, value)
+    if key == "host_memory_bytes_per_s":
+        return f"{name} bandwidth", text
+    if key == "tiers":
+        return name, "; ".join(map(_tier, value))
+    if isinstance(value, bool):
+        return name, "yes" if value else "no"
+    if key.endswith("parameters"):
+        return name, f"{value:,} ({format_count(value)})"
+    return name, f"{value:,}" if text == str(value) and isinstance(value, int) else text
+
+
+def _datum(key: str, value: Any) -> tuple[str, str]:
+    """Return the same for a table that programs read."""
     name = key.removesuffix("_bytes").replace("_bytes_per_s", "").replace("_", " ")
     if isinstance(value, int | float) and "bytes_per_s" in key:
         return name, f"{value / 1e9:g} GB/s"
@@ -102,6 +123,12 @@ def _fact(key: str, value: Any) -> tuple[str, str]:
     if key == "peak_flops":
         return name, ", ".join(f"{dtype} {rate / 1e12:g} TFLOP/s" for dtype, rate in value.items())
     return name, _said(value)
+
+
+def _tier(tier: Mapping[str, Any]) -> str:
+    """Return a kind of memory off the GPU: its size, how fast it is reached, and where both are from."""
+    facts = f"{gib(tier['capacity_bytes'], 0)} GiB, {tier['bandwidth_bytes_per_s'] / 1e9:g} GB/s"
+    return f"{tier['name']}: {facts} ({tier['source']})"
 
 
 def _payload(kind: str, rows: Sequence[Row]) -> dict[str, Any]:

@@ -179,3 +179,13 @@ def test_a_range_that_ends_above_the_gpu_is_no_contradiction_of_a_fit() -> None:
         assert answer["verdict"] == "fits"
         assert above is (policy == "mlp")
         assert ("19 of 20 runs fit" in shown(f"{line} {policy}")[0]) is above
+
+
+def test_a_preset_is_read_by_people_and_its_csv_by_programs() -> None:
+    """No byte counts and no Python on a screen; the data stay as they were."""
+    text = " ".join(shown("nodes dgx-h100"))
+    assert not re.search(r"capacity_bytes|bandwidth_bytes|\b(True|False)\b|\d{9}", text)
+    assert "host memory bandwidth 614.4 GB/s" in re.sub(" +", " ", text)
+    assert "parameters 8,030,261,248 (8.03B)" in re.sub(" +", " ", " ".join(shown("models llama-3-8b")))
+    rows = CliRunner().invoke(app, ["models", "llama-3-8b", "--format", "csv"]).stdout.splitlines()
+    assert {"parameters,8030261248", "tied,False"} <= set(rows)
