@@ -208,6 +208,9 @@ def read_encoder(c: Keys, about: Flat, row: Row) -> Model:
         "outside": _outside(flat["hidden"], types, row, headed=headed, spare=flat["vocab"] * biases_apart),
         "tail": {"transform": transform if headed else None, "wide_loss": ending in _CAUSAL},
     }
+    if flat["position_index"] == "token":  # numbered from behind the row of the padding's token
+        rows = flat["max_positions"]
+        flat |= {"position_rows": rows, "max_positions": max(1, rows - 1 - c.size("pad_token_id", 1, low=0))}
     return from_flat({**flat, **about})
 
 

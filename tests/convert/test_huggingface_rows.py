@@ -81,6 +81,16 @@ def test_an_encoder(kind: str, keys: dict[str, Any]) -> None:
     assert ours == real
 
 
+def test_positions_of_roberta_begin_behind_the_row_of_its_padding() -> None:
+    """Its class takes as many tokens as it has rows, less two (create_position_ids_from_input_ids)."""
+    config = {"model_type": "roberta", **SMALL, "max_position_embeddings": 18}
+    longest = from_huggingface(config).max_positions
+    real = transformers.AutoModel.from_config(transformers.RobertaConfig(**SMALL, max_position_embeddings=18))
+    assert real(torch.full((1, longest), 5)).last_hidden_state.shape[1] == longest == 16
+    with pytest.raises(RuntimeError, match="index 18 is out of bounds"):
+        real(torch.full((1, longest + 1), 5))
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ENCODERS if kind != "distilbert"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_encoder_with_the_head_of_a_causal_model(kind: str, tied: bool) -> None:
