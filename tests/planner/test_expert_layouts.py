@@ -1,5 +1,7 @@
 """For published layouts, what is said first is as good, or a sentence says what the layout lacks."""
 
+import re
+
 import expert_layouts as experts
 import pytest
 
@@ -27,6 +29,21 @@ def test_the_speed_of_a_published_layout_is_said_within_15_percent(expert: dict)
     row = experts.compared(expert)
     assert row.off is not None
     assert abs(row.off) <= expert.get("apart", APART)
+
+
+def test_the_readme_says_what_the_table_has_of_mlperf() -> None:
+    """No plan is 1% faster than the layouts of 405B on 512 and 8,192 H100, whose speed is within 2%."""
+    lines = experts.PAGE.read_text(encoding="utf-8").splitlines()
+    rows = [
+        line.split(" | ")
+        for line in lines
+        if re.match(r"\| MLPerf's Llama 3.1 405B in 8 bits on (512|8,192) H100", line)
+    ]
+    assert len(rows) == 2
+    for row in rows:
+        off, behind = (abs(float(row[place].rstrip("%"))) for place in (4, 6))
+        assert off <= 2
+        assert behind <= 1
 
 
 def test_there_are_twenty_with_a_source() -> None:
