@@ -12,11 +12,11 @@ from memcalc import calibrations, catalog
 from memcalc.convert.named_model import NamedModel, named_model
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.frameworks import habits_of
-from memcalc.frameworks.capabilities import runs_script
 from memcalc.frameworks.habits import rewritten
 from memcalc.planner import Tally
 from memcalc.planner.adapted_layers import adapter_warnings
 from memcalc.planner.as_is import check_mixers, check_recorded
+from memcalc.planner.direct import is_launched
 from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob, flat_options, pinned, record_of, split_options
@@ -385,7 +385,7 @@ def resolve(
     spec = with_images(request, spec)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)
-    request.launched = not ({"framework", "lora"} & request.given.keys() or spec.recording or runs_script(spec))
+    request.launched = is_launched(request, spec)
     spec = with_predictors(spec, int(request.given["fields"].get("mtp", 0)))
     if not node:
         request.assumptions["node"] = host.name

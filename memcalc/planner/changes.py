@@ -15,7 +15,7 @@ from memcalc.planner import defaults
 from memcalc.planner.as_is import check_mixers, check_recorded
 from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
-from memcalc.planner.direct import smaller_losses
+from memcalc.planner.direct import is_launched, smaller_losses
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
 from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
@@ -66,6 +66,7 @@ class Change:
         changed = job.pinned(**given, fields=fields)
         check_recorded(changed.request, job.model)
         check_mixers(changed.request, job.model)
+        changed.request.launched = is_launched(changed.request, job.model)
         if "framework" in options:
             changed = replace(changed, model=rewritten(job.model, habits_of(options["framework"]).own_code))
         if "gpu" not in self.options:

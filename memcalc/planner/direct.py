@@ -11,6 +11,7 @@ import numpy as np
 
 from memcalc.errors import CombinationError
 from memcalc.formulas.recompute import parse_policy
+from memcalc.frameworks import habits_of
 from memcalc.frameworks.capabilities import OFFLOADS, OPTIONS, Clash, fitting, kinds_of, policy_kind, text_of
 from memcalc.grid import column
 from memcalc.planner.optimizers import named_in
@@ -47,6 +48,14 @@ def capabilities_for(request: Request, habits: Habits, model: Model) -> Capabili
     able = fitting(habits.capabilities, model, adapters=request.given.get("lora") is not None)
     ways = [way for way in (able, able.tuned) if way is not None and _tells(way, request, model)]
     return ways[0] if ways else able
+
+
+def is_launched(request: Request, model: Model) -> bool:
+    """Whether FSDP 2, where nobody names a framework, is a launcher's: what is given is none of the script's."""
+    if {"framework", "lora"} & request.given.keys() or model.recording is not None:
+        return False
+    habits = habits_of("fsdp2")
+    return capabilities_for(request, habits, model) is habits.capabilities.tuned
 
 
 def _tells(able: Capabilities, request: Request, model: Model) -> bool:

@@ -42,8 +42,7 @@ class Request:
     several: bool = False
     """Whether a search decides what is left out, and not the defaults of one strategy alone."""
     launched: bool = False
-    """Whether FSDP 2, which nobody named, is that of Accelerate and the Trainer, since no script of memcalc's runs the
-    model."""
+    """Whether FSDP 2, which nobody named, is that of Accelerate and the Trainer: memcalc's script does not run it."""
 
     def get(self, name: str, default: Any, note: str = "") -> Any:
         """The user's value, or the default, which is then noted as an assumption."""

@@ -267,10 +267,16 @@ def test_an_evaluation_has_as_many_sequences_at_a_time_as_a_step_unless_it_is_sa
     assert json.loads(memcalc.export(stated, to="trainer")["training_args.json"])["per_device_eval_batch_size"] == 4
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-20b", "jamba-v0.1"])
-def test_what_no_script_runs_is_planned_as_the_trainer_runs_it_where_no_framework_is_named(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("gpt-oss-20b", {}), ("jamba-v0.1", {}), ("llama-3-8b", {"loss": "fused-linear"})],
+    ids=["experts", "hybrid", "loss"],
+)
+def test_what_no_script_runs_is_planned_as_the_trainer_runs_it_where_no_framework_is_named(
+    model: str, words: dict[str, Any]
+) -> None:
     """Accelerate 1.15 (set_mixed_precision, prepare_model): 16-bit reductions, and autocast over the shards."""
-    plans = memcalc.plan(model=model, gpu="h100", gpus=16, top=1, advice=False)
+    plans = memcalc.plan(model=model, gpu="h100", gpus=16, top=1, advice=False, **words)
     strategy = plans.plans[0].strategy
     assert (strategy.framework, strategy.autocast, strategy.reduce_dtype) == ("fsdp2", True, "bf16")
     done = started(plans, plans.plans[0], None)
@@ -303,3 +309,12 @@ def test_a_policy_that_a_format_has_not_does_not_hide_those_that_it_has() -> Non
     first = [plan_to("axolotl", top=top, **job).plans[0].strategy for top in (1, 6)]
     assert first[0] == first[1]
     assert first[0].recompute == "full"
+
+
+def test_adapters_beside_copies_of_their_base_are_written_by_each_launcher_to_the_byte() -> None:
+    """Without FSDP the Trainer's files on several GPUs are DDP's, by whatever name the plan has them."""
+    job: dict[str, Any] = {"model": "llama-3.2-1b", "gpus": 4, "lora": 16, "recompute": "full", "zero": 0}
+    for gpu in ("h100", "v100-32g"):  # in bf16, and in fp16, in which adapters are fp32 too
+        (plan,) = memcalc.plan(gpu=gpu, **job, top=1, advice=False).plans
+        for name in ("trainer", "accelerate"):
+            assert not write_plan(plan, name, None, ()).notes

@@ -131,7 +131,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     """Return the config that launches a job. What the YAML cannot say stands in the Trainer's arguments beside it."""
     plan = job.strategy
     engine = _engine(job)
-    allowed = "Accelerate runs hf (alone or sharded), fsdp1, fsdp2, deepspeed, and ddp on several GPUs"
+    allowed = "Accelerate runs hf, fsdp1, fsdp2, deepspeed, and ddp on several GPUs"
     job.require(bool(engine), "framework", allowed)
     fields: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -155,7 +155,7 @@ def _engine(job: ConfigJob) -> str:
     if job.framework in {"hf", "plain"} and job.gpus == 1 and plan.zero == 0:
         return "NO"
     if job.framework == "hf":
-        return "fsdp1" if plan.zero else ""
+        return "fsdp1" if plan.zero else "MULTI_GPU"
     if job.framework == "ddp" and job.gpus == 1:
         return ""
     return {"fsdp1": "fsdp1", "fsdp2": "fsdp2", "ddp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}.get(job.framework, "")
