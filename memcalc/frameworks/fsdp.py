@@ -26,6 +26,9 @@ LOSSES = {
     "parallel": losses.LOSS_PARALLEL,
 }
 
+OWN_SCRIPT = {**losses.HUGGING_FACE, "fused-kernel": losses.IN_PLACE}
+"""A class of Transformers in a loop of the user's own, whose fused kernel is given the logits as they are."""
+
 FSDP2 = Habits(
     name="fsdp2",
     zero=(3, 2),
@@ -62,7 +65,7 @@ FSDP1 = like(
     flat_units=True,
     # Transformers 5.23 modeling_utils.py, _set_gradient_checkpointing: layer_index % every_n_layers == 0
     checkpoints_first=True,
-    losses=losses.HUGGING_FACE,
+    losses=OWN_SCRIPT,
     source="torch/distributed/fsdp/api.py, torch 2.13",
 )
 _TITAN = "torchtitan {} parallelize_llama.py, model.py, components/loss.py, run_train.sh"
@@ -237,7 +240,7 @@ PLAIN = Habits(
     zero=(0,),
     capabilities=support.PLAIN,
     widths=MASTER,
-    losses=losses.HUGGING_FACE,
+    losses=OWN_SCRIPT,
     source="torch.optim and torch.autograd, torch 2.13",
 )
 DDP = like(
@@ -247,6 +250,7 @@ DDP = like(
     checkpoints_first=True,  # the Trainer's own
     gradient_copy=True,
     autocasts_half=True,  # the Trainer's own, too
+    losses=losses.HUGGING_FACE,
     source="torch/nn/parallel/distributed.py, torch 2.13",
 )
 

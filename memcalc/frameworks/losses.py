@@ -75,6 +75,8 @@ HF_446_IN_PLACE = Loss("in-place", shifted_copy=True, observed=True, source=_CUS
 HF_NEW = Loss("log-softmax", source=_NEW)
 _LIGER = "Liger-Kernel ops/cross_entropy.py: the gradient overwrites the logits"
 IN_PLACE = Loss("in-place", upcast="none", source=_LIGER)
+_CAST = "Transformers 5.23, loss/loss_utils.py: logits.float() before Liger-Kernel's cross entropy, which is in place"
+HF_IN_PLACE = Loss("in-place", source=_CAST)
 CHUNKED = Loss("log-softmax", chunks=8, source="torchtitan e23bb707d: eight chunks of the logits")
 TITAN = Loss("log-softmax", source=_TITAN)
 TITAN_2024_03 = Loss(
@@ -104,5 +106,5 @@ _FUSED = "Megatron-LM core/fusions/fused_cross_entropy.py: compiled out of place
 MEGATRON_FUSED = Loss("vocab-parallel-fused", upcast="none", source=_FUSED)
 TRITON = Loss("in-place", upcast="none", source="TransformerEngine pytorch/cross_entropy.py: gradient in the logits")
 
-HUGGING_FACE = {"standard": HF_NEW, "fused-kernel": IN_PLACE, "chunked": CHUNKED}
+HUGGING_FACE = {"standard": HF_NEW, "fused-kernel": HF_IN_PLACE, "chunked": CHUNKED}
 """Losses of the Transformers library's newest release, by the interface's names."""

@@ -87,3 +87,16 @@ def test_gpt2_with_zero3_takes_what_was_published() -> None:
     )  # fmt: skip
     assert answer.peak.allocated == pytest.approx(25_361 * 2**20, rel=0.06)
     assert answer.verdict == "fits"
+
+
+@pytest.mark.parametrize(("adapters", "published"), [("64:q,k,v,o", 34.6), ("64:all-linear", 35.9)])
+def test_ligers_cross_entropy_is_given_the_fp32_copy_of_transformers(adapters: str, published: float) -> None:
+    """GiB allocated: whitecircle/halo, agent-docs/optimization/peft.md (2026), Qwen3-8B, 16,384 tokens, one B300.
+
+    ``ForCausalLMLoss`` casts before it calls the function that Liger replaces, and still holds the 16-bit logits.
+    """
+    answer = memcalc.estimate(
+        model="qwen3-8b", gpu="b300", gpus=1, framework="hf", precision="bf16", seq_len=16384, micro_batch=1,
+        global_batch=1, recompute="full", attention="flash", loss="fused-kernel", kernels="fused", lora=adapters,
+    )  # fmt: skip
+    assert answer.peak.allocated == pytest.approx(published * 2**30, rel=0.02)
