@@ -63,7 +63,8 @@ def _screen(result: Diff) -> Iterator[Block]:
     for index, side in (("A", result.a), ("B", result.b)):
         yield from (Line(f"{index}: {remark}", "warning") for remark in side.remarks)
     alone = "" if len(_verdicts(result)) > 1 else "; alone: applied to A only"
-    yield Line(f"Steps are cumulative{alone}. -v: terms, time, all {'steps and ' * (not alone)}parts", "faint")
+    if result.steps:
+        yield Line(f"Steps are cumulative{alone}. -v: terms, time, all {'steps and ' * (not alone)}parts", "faint")
 
 
 def _verdicts(result: Diff) -> set[str]:

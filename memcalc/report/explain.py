@@ -93,16 +93,18 @@ def _brief(result: Estimate) -> Iterator[Block]:
 
 
 _SYMBOLS = {
-    "N": "GPUs sharing", "n": "how many", "w": "bytes each", "T": "tokens per micro-batch", "h": "hidden size",
-    "E": "parameters of experts", "f": "width of the MLP", "f_e": "width of an expert", "q": "width of queries",
-    "k": "width of keys", "a·d": "width of all heads", "t": "tensor-parallel ranks",
+    "N": "GPUs sharing", "n": "how many", "w": "bytes each", "E": "elements", "T": "tokens per micro-batch",
+    "V": "vocabulary", "h": "hidden size", "f": "MLP width", "f_e": "expert width",
+    "q": "query width", "k": "key width", "a·d": "width of heads", "t": "tensor-parallel ranks",
 }  # fmt: skip
-"""What stands for what in the formulas of a screen."""
+"""What stands for what in the formulas of a screen; widths stand in brackets there, what else has their letter not."""
 _OF_PARTS = {
-    "P_block": "a block's", "P_blocks": "gathered blocks'", "P_head": "the head's",
-    "P_root": "embedding's, norm's and head's",
+    "P_block": "a block's", "P_blocks": "all blocks'", "P_head": "the head's", "P_root": "outside blocks",
+    "P_max": "the largest tensor's", "P_small": "kept whole", "P_cast": "cast",
 }  # fmt: skip
-_SYMBOL = re.compile(r"(?<![\w·])(?:P_blocks?|P_head|P_root|f_e|a·d|[PENnwThfqkt])(?!\w)|(?<=·)[fk](?!\w)")
+_SYMBOL = re.compile(
+    r"(?<![\w·])(?:P_(?:blocks?|head|root|max|small|cast)|[PENnwTVht])(?!\w)|(?<=[(·])(?:h|f_e|a·d|[fqk])(?=[)·/ +])"
+)
 
 
 def _symbols(formulas: Iterable[str]) -> Iterator[Line]:

@@ -94,8 +94,12 @@ def test_the_symbols_of_formulas_are_explained_once() -> None:
     (line,) = _symbols(["n · w · ⌈P / N⌉", "w · P_head", "(2·f) · T · w · blocks · n / t", "sum over tensors"])
     assert line.items == (
         "P parameters (P_head the head's)", "N GPUs sharing", "n how many", "w bytes each", "T tokens per micro-batch",
-        "f width of the MLP", "t tensor-parallel ranks",
+        "f MLP width", "t tensor-parallel ranks",
     )  # fmt: skip
+    (states,) = _symbols(["4 · k · P_g + 2 · P_max"])
+    assert states.items == ("P parameters (P_max the largest tensor's)",), "k is no width here"
+    (buckets,) = _symbols(["n · w · E"])
+    assert "experts" not in buckets.text
     assert not list(_symbols(["largest sum alive in the head", "R - A: reserved less allocated", "not sharded"]))
 
 
@@ -105,6 +109,8 @@ def test_the_symbols_of_formulas_are_explained_once() -> None:
         "explain --model 7b --gpu a100-40g --gpus 8 --zero 3 --recompute full",
         "explain --model llama-3-70b --gpu h100 --gpus 64 --tp 8 --pp 4 --framework megatron",
         "explain --model 8b --gpu rtx-4090 --lora 16 --quantize nf4 --recompute full",
+        "explain --model 13b --gpu a100-40g --gpus 8 --framework deepspeed --zero 3 --offload optimizer,params",
+        "explain --model 8b --gpu h100 --gpus 8 --zero 2",
     ],
 )
 def test_an_explanation_uses_no_symbol_that_it_does_not_explain(line: str) -> None:
@@ -117,7 +123,8 @@ def test_an_explanation_uses_no_symbol_that_it_does_not_explain(line: str) -> No
     ]
     used = {name for text in formulas if "·" in text for name in re.findall(r"(?<!\w)[A-Za-z](?:_\w+)?(?!\w)", text)}
     assert {"w", "n"} <= used
-    assert all(re.search(rf"(?<!\w){name} \w", legend) for name in used - {"A", "w_reduce"})
+    assert all(re.search("[(·]", row) is None or len(row) <= 80 for row in rows[at:])
+    assert all(re.search(rf"(?<!\w){name} \w", legend) for name in used - {"A", "W", "w_reduce"})
 
 
 def test_what_is_tight_says_what_it_lacks() -> None:
