@@ -102,6 +102,7 @@ def role_options(options: dict[str, Any], beside: dict[str, Any], why: str) -> d
     for name, value in (*typed.items(), *beside.items()):
         if name not in known and value not in (None, False, SIMPLEST):
             further = "; the plan's own line, memcalc rl, writes a script with --write" * (name in _WRITTEN)
+            further += "; its lengths are --prompt and --response" * (name == "seq_len")
             raise CombinationError(name.replace("_", "-"), str(value), f"--algorithm {why}{further}")
     return typed
 

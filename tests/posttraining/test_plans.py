@@ -187,6 +187,7 @@ def test_a_screen_is_short_and_no_wider_than_the_terminal(
     ("more", "text"),
     [
         (("--global-batch", "8"), "--global-batch '8': --algorithm searches post-training"),
+        (("--seq-len", "2k"), "its lengths are --prompt and --response"),
         (("--objective", "memory"), "--objective 'memory':"),
         (("--engine-tp", "3"), "tp 3: must divide the 28 attention heads"),
         (("--algorithm", "gpro"), "did you mean 'grpo'?"),
