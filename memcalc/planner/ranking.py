@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 LONG = 8192
 """Tokens a sequence from which context parallelism is usual."""
+DEEP = 16
+"""Pipeline stages that are usual: of the published runs with a speed one in a hundred has more, and what the model says
+of them is extrapolated (presets/runs)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -36,7 +39,7 @@ class Idea:
     others: tuple[str, ...] = ()
     """The optimizer and the tier, where several are searched."""
     unusual: tuple[str, ...] = ()
-    """What is seldom done: cp on short sequences, pp inside a node."""
+    """What is seldom done: cp on short sequences, pp inside a node or with more stages than :data:`DEEP`."""
 
     @property
     def parts(self) -> int:
@@ -107,7 +110,7 @@ def _kinds(layout: Layout, grid: Grid, node_gpus: int) -> tuple[tuple[str, ...],
     """Kinds of parallelism but that of data; what of them is unusual; whether there are data-parallel ranks."""
     text = [name for name in DEGREES if getattr(layout, name) > 1]
     text += [layout.schedule] * (layout.pp > 1 and layout.schedule != "1f1b")
-    unusual = ["pp"] * (layout.pp > 1 and layout.gpus <= node_gpus)
+    unusual = ["pp"] * (layout.pp > DEEP or (layout.pp > 1 and layout.gpus <= node_gpus))
     unusual += ["cp"] * (layout.cp > 1 and grid.fixed.seq_len < LONG)
     return tuple(text), tuple(unusual), layout.dp * layout.cp > 1
 
