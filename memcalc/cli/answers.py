@@ -132,7 +132,7 @@ def plan(
             rank_all=rank_all,
             on_progress=listen,
         )
-    target.show(report.of_plans(answer, written=bool(save or write)))
+    target.show(report.of_plans(answer, written=bool(save or write), starts=plans.can_start(answer)))
     plans.say_time(answer.elapsed, details=target.details)
     draw(pictures, {"chart": "plan"}, answer)
     code = 0 if answer.plans else 1

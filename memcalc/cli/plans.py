@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import memcalc
 from memcalc.cli.options import with_model
 from memcalc.cli.output import deliver, fail, tell
-from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
 from memcalc.files import begun_folder, output_path
 from memcalc.units import format_seconds
 
@@ -54,6 +54,20 @@ def _is_recorded(model: str) -> bool:
     from memcalc.convert.named_model import is_recorded
 
     return model.endswith(".json") and is_recorded(Path(model))
+
+
+def can_start(plans: Plans) -> bool:
+    """Whether ``--write`` has a script for the first plan: of decoders of text, of a framework whose sizes are free."""
+    from memcalc.handoff.written import formats_of
+
+    if not plans.plans or not plans.job.model or _is_recorded(plans.job.model):
+        return False
+    try:
+        model = memcalc.api.load_model(plans.job.model, plans.job.preset_dirs)
+        form, *_ = formats_of(plans.plans[0].strategy.framework, model)
+    except MemcalcError:
+        return False
+    return form != "torchtitan" and model.images is None and all(group.tower == "decoder" for group in model.groups)
 
 
 def say_time(elapsed: float, *, details: bool) -> None:

@@ -45,11 +45,14 @@ def of_terms(estimate: Estimate, folded: Folding | None = None) -> Report:
     return explanation(estimate, folded)
 
 
-def of_plans(plans: Plans, *, written: bool = False) -> Report:
-    """Return the report on ranked plans; `written`: one of them is saved or written by the same command."""
+def of_plans(plans: Plans, *, written: bool = False, starts: bool = False) -> Report:
+    """Return the report on ranked plans; `written`: one of them is saved or written by the same command.
+
+    ``starts``: a script that starts the first can be written.
+    """
     from memcalc.report.plan import report
 
-    return report(plans, written=written)
+    return report(plans, written=written, starts=starts)
 
 
 def of_triage(triage: Triage, path: str = "") -> Report:

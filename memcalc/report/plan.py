@@ -115,15 +115,18 @@ _WIDE = ("vs #1", "host", "GPU-hours")
 """Columns for which a narrow terminal has no room."""
 
 
-def report(result: Plans, *, written: bool = False) -> Report:
-    """Return the answer of ``memcalc plan``; `written`: a plan of it is saved or written by the same command."""
+def report(result: Plans, *, written: bool = False, starts: bool = False) -> Report:
+    """Return the answer of ``memcalc plan``; `written`: a plan of it is saved or written by the same command.
+
+    ``starts``: a script that starts the first can be written.
+    """
     head = tuple(_head(result, brief=False))
     body = tuple(_found(result) if result.plans else _warnings(result))
     more = (*recipe_blocks(result), *_asked(result))
     page = (*head, *body, *remedy_blocks(result), *more, *_foot(result))
     brief = _worth_a_look(result)
     shown = tuple(_found(brief, brief=True)) if result.plans else body
-    ways = (*remedy_blocks(result, brief=True), *more, *_next(result, len(brief.plans), written=written))
+    ways = (*remedy_blocks(result, brief=True), *more, *_next(result, len(brief.plans), written=written, starts=starts))
     screen = (*_head(result, brief=True), *shown, *ways)
     return Report(Document(page, data(result), screen), result.model_dump(mode="json", by_alias=True))
 
@@ -341,7 +344,7 @@ def _tried(result: Plans) -> str:
     return f"{result.feasible:,} of {result.searched:,} strategies {sure}"
 
 
-def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
+def _next(result: Plans, shown: int, *, written: bool, starts: bool) -> Iterator[Block]:
     """Yield how to go on, for a terminal that shows so many of the plans."""
     if not result.plans:
         yield from say.assumed({name: text for name, text in result.assumptions.items() if name not in _STATED})
@@ -358,7 +361,10 @@ def _next(result: Plans, shown: int, *, written: bool) -> Iterator[Block]:
         gain = "no slower" if first.strategy.offload and times < MUCH else f"{times:.1f} times as fast"
         yield said("Next", f"add {'--offload none ' * bool(first.strategy.offload)}{better.change}: {gain}")
     elif not written:
-        yield said("Next", "add --save plan.json to save #1 with plans to fall back on")
+        saved = "--save plan.json to save #1 with plans to fall back on"
+        yield said(
+            "Next", f"add {'--write out/ to launch #1, --save plan.json to keep fallbacks' if starts else saved}"
+        )
     more = ", more" * (len(result.plans) > shown)
     details = f" · -v: peak, MFU{more}" if len({plan.gpus for plan in result.plans}) == 1 else ""
     yield Line(f"{_tried(result)} · --all: full ranking{details}", "faint")

@@ -196,3 +196,22 @@ def test_a_preset_is_read_by_people_and_its_csv_by_programs() -> None:
     assert "parameters 8,030,261,248 (8.03B)" in re.sub(" +", " ", " ".join(shown("models llama-3-8b")))
     rows = CliRunner().invoke(app, ["models", "llama-3-8b", "--format", "csv"]).stdout.splitlines()
     assert {"parameters,8030261248", "tied,False"} <= set(rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "starts"),
+    [
+        ("plan --model gpt2 --gpu rtx-3090 --gpus 1", True),
+        ("plan --model bert-base --gpu rtx-3090 --gpus 1", False),
+        ("plan --model llama-3.2-1b --gpu a100-80g --gpus 1 --framework litgpt", False),
+    ],
+)
+def test_the_next_step_of_a_plan_is_one_that_works(line: str, starts: bool, tmp_path: Path) -> None:
+    """The screen leads to what starts the plan where that can be written, and to what is kept of it where not."""
+    (row,) = (row for row in shown(line) if row.startswith("Next"))
+    assert ("--write out/" in row) is starts
+    assert "--save plan.json" in row
+    assert len(row) <= 80
+    done = CliRunner().invoke(app, [*line.split(), "--write", str(tmp_path / "out")])
+    assert (done.exit_code == 0) is starts
+    assert (tmp_path / "out" / "launch.sh").exists() is starts
