@@ -484,6 +484,8 @@ def resolved(plan: dict[str, Any]) -> dict[str, Any] | None:
             fields["strategy.whole_accumulation"] = plan["framework"] != "hf"  # which has no_sync by itself
     impl = {"adamw": "fused", "adafactor": "loop", "sgd-momentum": "foreach"}.get(plan["optimizer"])
     kept = {key: value for key, value in plan.items() if key != "whole"}
+    if plan["framework"] == "hf" and not sharded and plan["gpus"] > 1:
+        kept["framework"] = "ddp"  # the Trainer's own arguments over several processes, and read as such
     if sharded and plan["precision"] == "bf16-mixed":
         kept["autocast"] = True
     return {**kept, "settings": fields, **({"optimizer_impl": impl} if impl else {})}
