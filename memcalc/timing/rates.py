@@ -222,7 +222,7 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
         "matmul": (gpu.name, f"{arch}, {engine}", kernel_arch(gpu), ANY),
         "attention": (gpu.name, f"{arch}, {library}", kernel_arch(gpu), ANY),
         "attention_half": (ANY,),
-        "fixed": (engine, ANY),
+        "fixed": ("graph", ANY) if grid.fixed.cuda_graphs == "full" else (ANY,),
         "passes": (kernels,),
         "launch": (kernels, ANY),
         "step_passes": ("fused" if grid.fixed.optimizer_impl == "fused" else "foreach",),

@@ -99,7 +99,7 @@ PRIORS = (
     Prior("hidden_between", "any", 0.2, 0.4, "-"),
     Prior("window", "any", 0.7, 0.4, "-"),
     Prior("fixed", "any", 30e-3, 0.5, "s"),
-    Prior("fixed", "TransformerEngine", 30e-3, 0.5, "s"),
+    Prior("fixed", "graph", 30e-3, 0.5, "s"),
     Prior("dequantisation", "any", 0.6, 0.5, "-", DEQUANTISED),
     Prior("casts", "any", 0.45, 0.4, "-"),
     Prior("float8", "tensorwise", 0.8, 0.2, "-"),
