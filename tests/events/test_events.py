@@ -171,7 +171,7 @@ def test_closed_form_and_replay_agree_on_random_strategies() -> None:
         assert reserved_up_to(events, UNLIMITED) == played.peak_reserved, (model, words)
         differences.append(int(ledger.peak().reshape(-1)[0]) / played.peak_requested - 1)
         reserved.append(int(ledger.reserved().reshape(-1)[0]) / played.peak_reserved - 1)
-        least, most = (-0.12, 0.001) if words["framework"] == "fsdp1" else (-0.01, 0.035)
+        least, most = (-0.12, 0.001) if words["framework"] == "fsdp1" else (-0.01, 0.045)
         assert least < differences[-1] < most, (model, words)
         assert -0.25 < reserved[-1] < 0.03, (model, words)
         assert played.peak_reserved >= played.peak_allocated

@@ -92,7 +92,6 @@ def test_beyond_searches_more_and_each_plan_says_its_code() -> None:
         ({"recompute": "sqrt"}, "recompute sqrt: wrap runs of blocks"),
         ({"pp": 2}, "pp: cut the model into stages"),
         ({"offload": "optimizer"}, "offload optimizer: write an optimizer"),
-        ({"framework": "hf", "zero": 0}, "zero 0 with dp: say --framework ddp"),
     ],
 )
 def test_a_pin_is_honoured_and_its_code_is_named(words: dict[str, Any], code: str) -> None:

@@ -19,8 +19,8 @@ transformers = pytest.importorskip("transformers")
 
 NAMES = catalog.names("model")
 MODELS = {name: catalog.model(name) for name in NAMES}
-OF_TRANSFORMERS = [name for name in NAMES if not str(MODELS[name].hf_class).startswith("timm:")]
-OF_TIMM = [name for name in NAMES if name not in OF_TRANSFORMERS]
+OF_TRANSFORMERS = [name for name in NAMES if (MODELS[name].hf_class or "timm:").partition(":")[0] != "timm"]
+OF_TIMM = [name for name in NAMES if str(MODELS[name].hf_class).startswith("timm:")]
 
 # Narayanan et al., arXiv:2104.04473, table 1: parameters [billions], heads, hidden size, layers; V = 51200, s = 2048.
 NARAYANAN_TABLE_1 = [
@@ -50,8 +50,8 @@ def real_count(model: Model) -> int:
 
 
 def untied_head(model: Model) -> int:
-    """Return the head of T5 1.1, untied in its checkpoints: Transformers 5 ties T5 whatever the config says."""
-    is_t5 = model.hf_class == "T5ForConditionalGeneration"
+    """Return the head of T5 1.1 and mT5, untied in their checkpoints: Transformers 5 ties them whatever configs say."""
+    is_t5 = model.hf_class in {"T5ForConditionalGeneration", "MT5ForConditionalGeneration"}
     return model.vocab * model.hidden if is_t5 and not model.tied else 0
 
 
