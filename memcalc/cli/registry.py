@@ -14,7 +14,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 import memcalc
-from memcalc.cli.options import Command, Options, answer_for, takes
+from memcalc.cli.options import Command, Options, answer_for, listed, takes
 from memcalc.cli.output import fail, unwritten
 from memcalc.errors import InputError, MemcalcError, UnknownNameError, shown
 
@@ -23,6 +23,12 @@ from memcalc.errors import InputError, MemcalcError, UnknownNameError, shown
 _WIDTH = 80
 _FLAGS = 25
 """Columns of an option's name and value; what is longer stands in a line of its own."""
+_NAMES = 12
+"""Columns of a command's name."""
+_SCREEN = 45
+"""Lines of a screen: where the options are more, each is said more briefly."""
+_LINES = 2
+"""Lines of a list of names there."""
 _SIZES = ("model", "gpu", "gpus", "seq_len", "micro_batch", "global_batch", "framework")
 _STRATEGY = ("precision", "optimizer", "zero", "tp", "pp", "recompute", "offload", "lora", "quantize")
 _RESULT = ("format", "output")
@@ -52,6 +58,11 @@ MAIN: dict[str, dict[str, tuple[str, ...]]] = {
         "Result": _RESULT,
     },
     "triage": {"Job": _SIZES, "Result": ("config", "saved", *_RESULT)},
+    "probe": {
+        "Measure": ("device", "gpu", "suite", "minutes", "ranks", "dry_run"),
+        "Your own model, with --device fake": ("module", "inputs", "loss_fn", "save"),
+        "Result": _RESULT,
+    },
 }
 """The options that ``--help`` shows, by heading; commands that are not here have few and show them all."""
 CLOSING = {
@@ -63,40 +74,52 @@ CLOSING = {
 def short_help(name: str, usage: str, docstring: str, parameters: Iterable[Any], examples: Iterable[str]) -> str:
     """Return the help of a command: what it does, its main options, examples, and where the others are."""
     by_name = {part.name: part for part in parameters}
-    options = [part for part in by_name.values() if part.param_type_name == "option" and part.name != "help"]
+    count = sum(part.param_type_name == "option" and part.name != "help" for part in by_name.values())
     first, *_ = inspect.cleandoc(docstring).split("\n\n")
-    lines = [f"Usage: memcalc {name} {usage}", "", *_wrapped(first)]
-    for heading, names in MAIN[name].items():
-        lines += ["", heading, *(line for option in names for line in _option(by_name[option]))]
-    lines += ["", "Examples", *(line for example in examples for line in _example(example)), ""]
-    all_of_them = f"All {len(options)} options: memcalc {name} --help-all"
-    return "\n".join([*lines, *_wrapped(f"{CLOSING[name]} {all_of_them}" if name in CLOSING else all_of_them), ""])
+    closing = " ".join((CLOSING.get(name, ""), f"All {count} options: memcalc {name} --help-all"))
+    lines: list[str] = []
+    for brief in (False, True):
+        lines = [f"Usage: memcalc {name} {usage}", "", *_wrapped(first)]
+        for heading, names in MAIN[name].items():
+            lines += ["", heading, *(line for option in names for line in _option(by_name[option], brief=brief))]
+        lines += ["", "Examples", *(line for example in examples for line in _example(example)), "", *_wrapped(closing)]
+        if len(lines) <= _SCREEN:
+            break
+    return "\n".join([*lines, ""])
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), _WIDTH)
+def _wrapped(text: str, width: int = 80) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), width)
 
 
-def _option(option: Any) -> Iterator[str]:
+def _option(option: Any, *, brief: bool) -> Iterator[str]:
     """Yield an option's lines: its flag, what it takes, and the first sentence of what it is."""
     flag = f"  {option.opts[0]} {option.metavar or ''}".rstrip()
     needed = " Required." if option.required else ""
-    text = textwrap.wrap(_sentence(option.help or "") + needed, _WIDTH - _FLAGS - 1)
     if len(flag) >= _FLAGS:
         yield flag
         flag = ""
-    for line in text:
+    sentence = " ".join((option.help or "").split()).partition(". ")[0].rstrip(".")
+    for line in (_briefly if brief else _wrapped)(f"{sentence}.{needed}", _WIDTH - _FLAGS - 1):
         yield f"{flag:{_FLAGS}} {line}"
         flag = ""
 
 
-def _sentence(text: str) -> str:
-    """Return a text up to its first full stop, one on its own line of the table left out.
+def _briefly(text: str, width: int) -> list[str]:
+    """Return a sentence as lines, without what stands behind a semicolon, and a long list without its end.
 
-    >>> _sentence("Tokens a sequence; 4k is 4096. More.")
-    'Tokens a sequence; 4k is 4096.'
+    >>> _briefly("LoRA rank: train adapters instead of the weights; without R the usual rank.", 54)
+    ['LoRA rank: train adapters instead of the weights.']
+    >>> _briefly("one, two, three, four or five.", 12)
+    ['one, two,', 'three, …']
     """
-    return f"{' '.join(text.split()).partition('. ')[0].rstrip('.')}."
+    if len(text) > width:
+        text = re.sub(r";(?![^(]*\)).*", ".", text)
+    lines = _wrapped(text, width)
+    if len(lines) > _LINES and listed(text):
+        lines = _wrapped(text, width - 2)[:_LINES]
+        lines[-1] = f"{lines[-1].rpartition(',')[0]}, …"
+    return lines
 
 
 def _example(command: str) -> list[str]:
@@ -144,9 +167,11 @@ SECOND_EXAMPLES = {
     "serve": "memcalc serve --model qwen2.5-72b --gpu h100 --tp 4 --max-len 32k",
     "rl": "memcalc rl --algorithm dpo --framework trl --model 8b --gpu h100 --gpus 8 --prompt 1k --response 1k",
     "triage": "memcalc triage snapshot.pickle --gpu h100",
+    "probe": "memcalc probe --device fake --module mymodel:build --save mymodel.json",
     "ui": "memcalc ui",
 }
 """Another, for those whose --help is short."""
+_LAST = "memcalc COMMAND --help · --version · --install-completion for your shell"
 PANELS = ("What should I run?", "Will it fit?", "What changed, or failed?", "To share", "Measurements", "Presets")
 """What the commands are grouped by, in the order of the list."""
 
@@ -284,10 +309,19 @@ class _OnDemand(Group):
         self.commands = _COMMANDS
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the commands by what their help begins with; none is built for it."""
-        self.commands = dict(sorted(_OUTLINES.items(), key=_panel))
-        super().format_help(ctx, formatter)
-        self.commands = _COMMANDS
+        """List the commands by what is asked, on one screen; none is built for it."""
+        lines = [f"Usage: {ctx.command_path} COMMAND [OPTIONS]", ""]
+        for paragraph in inspect.cleandoc(str(self.help)).split("\n\n"):
+            lines += _wrapped(paragraph)
+        panel = ""
+        for name, outline in sorted(_OUTLINES.items(), key=_panel):
+            if str(outline.rich_help_panel) != panel:
+                panel = str(outline.rich_help_panel)
+                lines += ["", panel]
+            text = str(outline.help).partition("\n\n")[0].partition(". ")[0].rstrip(".") + "."
+            indent = " " * _NAMES
+            lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {name:{_NAMES - 2}}", subsequent_indent=indent)
+        formatter.write("\n".join([*lines, "", *_wrapped(_LAST), ""]))
 
 
 def _panel(entry: tuple[str, Any]) -> tuple[int, bool]:

@@ -37,7 +37,7 @@ def engine() -> tuple[Shared, ...]:
 
 @command("Will it fit?", engine, *PRESETS, *DESTINATION, *DETAILS)
 def serve(**options: Any) -> int:
-    """Say whether an inference engine starts, what its cache holds, and what can be set."""
+    """Say whether an inference engine starts, and what its cache holds."""
     from memcalc.report.serving import report
     from memcalc.serving import remedies
 
@@ -181,7 +181,7 @@ _Most = Annotated[
 
 @command("Will it fit?", roles, *PRESETS, *DESTINATION, *DETAILS, *CHART)
 def rl(*, write: _Script = None, largest: _Most = None, **options: Any) -> int:
-    """Say which roles of post-training fit together on these GPUs, through every phase of a step."""
+    """Say which roles of post-training fit together, phase by phase."""
     from memcalc.handoff.role_scripts import role_script
     from memcalc.report.posttraining import report
 
