@@ -95,20 +95,22 @@ _LINE = 64
 """Columns of a command on a page: a line of article's 345 pt."""
 _SIZES = ((r"\footnotesize", 77), (r"\scriptsize", 82))
 """Letters that such a line holds of a table, by the size of its type."""
-_GAP, _EM = 1.6, 0.56
-"""A gap between two columns [letters], and the width of a letter [em]."""
+_GAP, _EM = 1.6, 0.52
+"""A gap between two columns [letters], and the width of a letter [em]: a digit of Computer Modern has 0.5."""
 _BREAKS, _BREAK = re.compile(r"(?<=[\w}])([/+=:]|[.,](?!\d)|\\_)(?=\w)"), r"\1\\allowbreak{}"
 """Where a long word may be broken, and how LaTeX is told so."""
+_WORDS = re.compile(r"[\n /+=.,:_]")
 _TIMES = re.compile(r"(?<=\d) × (?=\d)")
 """What stays in one line."""
 
 
 def _latex_block(block: Block) -> str:
     if isinstance(block, Line):
-        text = latex_text(block.text)
-        return rf"\noindent\textbf{{{text}}}" if block.role in {"heading", "title", "verdict"} else rf"\noindent {text}"
+        text = _BREAKS.sub(_BREAK, latex_text(block.text))
+        text = rf"\textbf{{{text}}}" if block.role in {"heading", "title", "verdict"} else text
+        return rf"\noindent{{\sloppy {text}\par}}"
     if isinstance(block, Table | Tree):
-        return "\n\n".join(map(_latex_table, block.tables if isinstance(block, Tree) else (block,)))
+        return "\n\n".join(map(_latex_table, block.paper if isinstance(block, Tree) else (block,)))
     if isinstance(block, Bar):
         return rf"\noindent {latex_text(block.rest)}"
     if isinstance(block, Bars):
@@ -128,7 +130,8 @@ def _latex_table(table: Table) -> str:
     natural = [max(map(len, cells)) for cells in zip(*heads, *table.rows, strict=True)]
     gaps = _GAP * (len(natural) - 1)
     size, space = next((each for each in _SIZES if sum(natural) + gaps <= each[1]), _SIZES[-1])
-    longest = [max(map(_longest_word, cells)) for cells in zip(*heads, *table.rows, strict=True)]
+    pieces = [_WORDS.split(_TIMES.sub("×", "\n".join(cells))) for cells in zip(*heads, *table.rows, strict=True)]
+    longest = [max(map(len, each)) for each in pieces]
     least = [most if column.right else word for column, most, word in zip(table.columns, natural, longest, strict=True)]
     widths = narrowed(natural, least, space - gaps)
     narrow = [width < most for width, most in zip(widths, natural, strict=True)]
@@ -143,12 +146,8 @@ def _latex_table(table: Table) -> str:
 
 
 def _latex_cell(cell: str, narrow: bool) -> str:
-    text = _TIMES.sub(r"\,×\,", latex_text(cell))
+    text = re.sub(r"^\[", "{[}", _TIMES.sub(r"\,×\,", latex_text(cell)))  # else it is the argument of a row's end
     return _BREAKS.sub(_BREAK, text) if narrow else text
-
-
-def _longest_word(cell: str) -> int:
-    return max(map(len, re.split(r"[ /+=.,:_]", _TIMES.sub("×", cell))))
 
 
 def tabulated(table: Table, headings: list[str], rows: list[list[str]], form: str) -> str:

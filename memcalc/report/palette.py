@@ -153,13 +153,14 @@ def _like(letter: str) -> str:
 
 _SIGNS = {
     "−": "-", "→": r"\rightarrow", "⌈": r"\lceil", "⌉": r"\rceil", "⌊": r"\lfloor", "⌋": r"\rfloor", "√": r"\surd",
-    "≤": r"\leq", "≥": r"\geq", "≈": r"\approx", "┃": "|",
+    "≤": r"\leq", "≥": r"\geq", "≈": r"\approx", "≠": r"\neq", "┃": "|",
 }  # fmt: skip
 """Signs that pdfLaTeX does not know by itself."""
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\^{}", "<": r"\ensuremath{<}", ">": r"\ensuremath{>}",
     **{sign: rf"\ensuremath{{{command}}}" for sign, command in _SIGNS.items()},
+    "₂": r"\textsubscript{2}", "⁹": r"\textsuperscript{9}",
 }  # fmt: skip
 
 

@@ -246,6 +246,24 @@ class Tree:
         rows = tuple((branch.name, f"{branch.figure} {branch.says}".strip(), branch.share) for branch in self.branches)
         return (*([Table(self.title, columns, rows)] if self.title else []), self.table)
 
+    @property
+    def paper(self) -> tuple[Table, ...]:
+        """The same for a page of paper: the leaves of each branch in a table, sources by number and once."""
+        if not self.sources:
+            return self.tables
+        *totals, leaves = self.tables
+        sources = list(dict.fromkeys(row[-1] for row in leaves.rows))
+        numbers = [f"[{sources.index(row[-1]) + 1}]" for row in leaves.rows]
+        numbered = leaves.in_full(len(leaves.columns) - 1, numbers)
+        by_branch = []
+        for name in dict.fromkeys(row[0] for row in leaves.rows):
+            rows = tuple(row for row in numbered.rows if row[0] == name)
+            for start in range(0, len(rows), _ROWS):
+                title = f"{name}, continued" if start else name
+                by_branch.append(replace(numbered, title=title, rows=rows[start : start + _ROWS]))
+        listed = Table("Sources", header("# | source"), tuple((f"[{at}]", text) for at, text in enumerate(sources, 1)))
+        return (*totals, *(table.keep(range(1, len(table.columns))) for table in by_branch), listed)
+
 
 @dataclass(frozen=True)
 class Code:
@@ -285,6 +303,8 @@ class Report:
     payload: dict[str, Any]
 
 
+_ROWS = 8
+"""Rows of a table that a page of paper holds, where a cell of each has up to seven lines."""
 MOST = 8
 """Columns of a table that is pasted into a document: what a page holds in a readable size."""
 
