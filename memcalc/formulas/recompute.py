@@ -21,12 +21,17 @@ PARTS: dict[str, frozenset[str]] = {
     "attention": frozenset({"attention"}),
     "mlp": frozenset({"mlp", "moe"}),
     "selective-core-attn": frozenset({"core_attn"}),
+    "submodules": frozenset({"attention", "mlp", "moe", "norm"}),
 }
-"""Policies that compute parts of blocks again, by the parts that :class:`memcalc.trace.layers.BlockConfig` names."""
+"""Policies that compute parts of blocks again, by the parts that :class:`memcalc.trace.layers.BlockConfig` names.
+
+``submodules`` has a checkpoint round each module of a block, so that the inputs of all of them stay: Accelerate v1.8.0
+to v1.14.0 utils/fsdp_utils.py (``fsdp2_apply_ac``), NeMo RL models/automodel, NeMo Automodel.
+"""
 MODULES = ("core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj")
 """Megatron-LM's ``--recompute-modules``."""
 
-NAMES = ("none", "full", "sqrt", "attention", "mlp", "selective-ops", "selective-core-attn")
+NAMES = ("none", "full", "sqrt", "attention", "mlp", "submodules", "selective-ops", "selective-core-attn")
 PATTERNS = ("every-K", "segments-K", "block-N", "uniform-N", "modules:core_attn,mlp,…")
 _COUNTED = re.compile(r"(every|segments|block|uniform)-([1-9]\d{0,3})")
 

@@ -9,7 +9,9 @@ from memcalc.errors import InputError, UnknownNameError
 from memcalc.frameworks import deepspeed, fsdp, litgpt, megatron, torchtune
 from memcalc.frameworks.habits import Habits, Widths
 
-__all__ = ["FRAMEWORKS", "Habits", "Widths", "defers_reductions", "grows_segments", "habits_of"]
+__all__ = [
+    "FRAMEWORKS", "Habits", "Widths", "checkpoints_modules", "defers_reductions", "grows_segments", "habits_of",
+]  # fmt: skip
 
 
 FRAMEWORKS: dict[str, tuple[tuple[str, Habits], ...]] = {
@@ -34,6 +36,9 @@ GROWING_FROM = {"hf": "4.34", "deepspeed": "0.11", "fsdp1": "2.1"}
 DEFERRED = {True: (2025, 10), False: (2, 9)}
 """By whether it is a month: that of Accelerate 1.11, the first whose ``no_sync`` holds back FSDP 2 (accelerator.py), or
 PyTorch's release of that month. FSDP 1 has a ``no_sync`` of its own from the beginning."""
+BY_MODULE = {True: ((2025, 6), (2026, 9)), False: ((2, 8), (2, 14))}
+"""Likewise from Accelerate 1.8 until before 1.15, where FSDP 2 checkpoints each module of a block: utils/fsdp_utils.py,
+``fsdp2_apply_ac``, wraps modules whose parent the policy names (d2e6b031), since 1.15 those that it names (#4172)."""
 _ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
 
 
@@ -101,6 +106,20 @@ def defers_reductions(framework: str) -> bool:
         return True
     requested = _order(framework, era)[1:3]
     return requested >= DEFERRED[requested[0] > LAST_VERSION]
+
+
+def checkpoints_modules(framework: str) -> bool:
+    """Whether Accelerate of a framework's era checkpoints each module of a block apart under FSDP 2.
+
+    >>> checkpoints_modules("fsdp2"), checkpoints_modules("fsdp2@2026-06"), checkpoints_modules("fsdp2@2026-09")
+    (False, True, False)
+    """
+    name, at, era = framework.partition("@")
+    if name != "fsdp2" or not at:
+        return False
+    requested = _order(framework, era)[1:3]
+    first, after = BY_MODULE[requested[0] > LAST_VERSION]
+    return first <= requested < after
 
 
 def _like(known: str, requested: tuple[int, ...]) -> str:

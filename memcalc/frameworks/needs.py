@@ -7,6 +7,7 @@ RECOMPUTE = {
     "block": "put checkpoint_wrapper round the first N blocks yourself",
     "attention": "call the attention of each block through torch.utils.checkpoint yourself",
     "mlp": "call the MLP of each block through torch.utils.checkpoint yourself",
+    "submodules": "put checkpoint_wrapper round each module of a block yourself (Accelerate 1.8 to 1.14 does)",
     "selective-ops": "give torch.utils.checkpoint a policy of operators (create_selective_checkpoint_contexts)",
     "selective-core-attn": "call the core of attention through torch.utils.checkpoint inside the model's own code",
     "modules": "call these parts of each block through torch.utils.checkpoint inside the model's own code",

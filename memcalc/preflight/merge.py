@@ -8,7 +8,7 @@ from typing import Any
 from memcalc import catalog
 from memcalc.convert.config import JOB_KEYS, Config, Finding, Setting
 from memcalc.errors import ObjectiveError
-from memcalc.frameworks import habits_of
+from memcalc.frameworks import checkpoints_modules, habits_of
 from memcalc.planner.defaults import te_kernel
 from memcalc.planner.request import check_words
 from memcalc.preflight.job import COMPARED, MergedJob
@@ -62,6 +62,7 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     _sharded(job)
     unscaled = set_precision(job)
     note_reductions(job)
+    _by_module(job)
     _mismatches(job, configs)
     _trimmed(job)
     tell(job, _folder(job), dirs, [config.document.path.name for config in configs])
@@ -256,6 +257,21 @@ def _sharded(job: MergedJob) -> None:
         job.options["zero"] = int(stage) if several else 0
     if several and job.options.get("precision") == "bf16":
         job.settings.setdefault("strategy.reduce_dtype", "bf16")
+
+
+def _by_module(job: MergedJob) -> None:
+    """Checkpoints of FSDP 2's own option are of each module of a block in releases of Accelerate: no file names one."""
+    framework = str(job.options.get("framework"))
+    if not job.facts.get("checkpoints_by_fsdp2") or job.options.get("recompute") != "full":
+        return
+    if checkpoints_modules(framework):
+        job.options["recompute"] = "submodules"
+    elif framework == "fsdp2":
+        message = (
+            "Accelerate 1.8 to 1.14 checkpoints each module of a block apart under FSDP 2 and keeps the inputs of all, "
+            "about four times as much. Counted is 1.15; --framework fsdp2@2026-06 counts the older ones"
+        )
+        job.note("note", "MC104", "checkpoints_by_fsdp2", message, "upgrade accelerate to 1.15")
 
 
 def _mismatches(job: MergedJob, configs: tuple[Config, ...]) -> None:

@@ -24,6 +24,7 @@ TIERS = {"cpu": "CPU", "nvme": "NVMe", "cxl": "CXL"}
 _POLICIES = {
     "attention": "the attention of each block",
     "mlp": "the MLP of each block",
+    "submodules": "each module of a block apart",
     "selective-core-attn": "core attention",
     "selective-ops": "all but attention, collectives and every second matmul",
     "sqrt": "√n segments",

@@ -134,8 +134,8 @@ class Strategy(Frozen):
         str,
         Option("A policy of :mod:`memcalc.formulas.recompute`, such as ``full``, ``every-2`` or ``modules:mlp``.",
             panel=MEMORY, metavar="POLICY", kind="policy", axis=True, searched=True, step=50, remedy=1,
-            help="none, full, every-K, segments-K, sqrt, attention, mlp, selective-ops, selective-core-attn, "
-            "modules:A,B, block-N or uniform-N."),
+            help="none, full, every-K, segments-K, sqrt, attention, mlp, submodules, selective-ops, "
+            "selective-core-attn, modules:A,B, block-N or uniform-N."),
     ] = "none"
     offload: Annotated[
         tuple[Offload, ...],

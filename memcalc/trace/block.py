@@ -178,7 +178,7 @@ def residual(
 ) -> Tensor:
     """One branch with its norms, dropout and residual sum; what a variable of the block holds goes to ``variables``."""
     before = block.norms > 0 and block.norm_place in ("pre", "both")
-    y = norm(tape, narrowed(tape, x, block, setting), block.norm, setting, f"{name} norm") if before else x
+    y = own_norm(tape, narrowed(tape, x, block, setting), block, setting, f"{name} norm") if before else x
     x = ops.cast(tape, x, WIDE, "residual stream, fp32") if block.wide_residual else x
     y = discarding(tape, y, part(y)) if before and "layernorm" in setting.checkpointed else part(y)
     if name == "attention" and block.own_attention.outlives_sum and setting.kernels == "model":
@@ -189,10 +189,16 @@ def residual(
     if block.layer_scale:
         y = weighted(tape, y, Norm(), setting, f"{name} scale")
     if block.norm_place in ("both", "branch"):
-        y = norm(tape, y, block.norm, setting, f"{name} output norm")
+        y = own_norm(tape, y, block, setting, f"{name} output norm")
     total = ops.add(tape, x, y, f"{name} residual sum")
     # The sum is an argument of the norm, so that the branch's variable still holds its output there (BertSelfOutput)
-    return norm(tape, total, block.norm, setting, f"{name} norm") if block.norm_place == "post" else total
+    return own_norm(tape, total, block, setting, f"{name} norm") if block.norm_place == "post" else total
+
+
+def own_norm(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, name: str) -> Tensor:
+    """A norm of the block itself, under a checkpoint of its own where the policy names it."""
+    again = setting.checkpointed
+    return region(tape, again, "norm", lambda y: norm(tape, y, block.norm, setting, name), [x], setting.rerun)
 
 
 def narrowed(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
@@ -203,13 +209,13 @@ def narrowed(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tenso
 
 def parallel(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, parts: list[tuple[str, Branch]]) -> Tensor:
     """Attention and MLP side by side, on one norm or on one each."""
-    y = norm(tape, x, block.norm, setting, "attention norm") if block.norms else x
+    y = own_norm(tape, x, block, setting, "attention norm") if block.norms else x
     if block.summed_branches:
         return summed(tape, x, y, block, setting, [part for _, part in parts])
     total = x
     for name, part in parts:
         if name == "MLP" and block.norms > 1:
-            y = norm(tape, x, block.norm, setting, "MLP norm")
+            y = own_norm(tape, x, block, setting, "MLP norm")
         out = ops.dropout(tape, part(y), f"{name} dropout", active=bool(block.dropout) and setting.dropout)
         total = ops.add(tape, total, out, f"{name} residual sum")
         del out
@@ -218,7 +224,7 @@ def parallel(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, parts: l
 
 def summed(tape: Tape, x: Tensor, y: Tensor, block: Block, setting: BlockConfig, parts: list[Branch]) -> Tensor:
     """The branches' sum, made in place, with one dropout."""
-    other = norm(tape, x, block.norm, setting, "MLP norm") if block.norms > 1 else y
+    other = own_norm(tape, x, block, setting, "MLP norm") if block.norms > 1 else y
     attended = parts[0](y)
     del y
     both = ops.add(tape, parts[1](other), attended, "sum of branches", in_place=True)

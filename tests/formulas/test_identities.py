@@ -138,6 +138,21 @@ def test_korthikanti_table_2(hidden: int, heads: int, tp: int) -> None:
     assert kept_bytes(block, SEQ_LEN, 1, sp=False, policy="full") == 2 * unit
 
 
+def test_checkpoints_of_each_module_keep_four_inputs() -> None:
+    """huggingface/accelerate#4172: those of two norms, attention and MLP, 29 of 40.8 GB of Qwen3-0.6B at 131K tokens.
+
+    All inputs of its 28 blocks but one block's stand beside the block that runs again.
+    """
+    tokens, hidden, layers = 131_072, 1024, 28
+    attention = Attention(heads=16, kv_heads=8, head_dim=128, qk_norm="head")
+    block = Block(hidden=hidden, attention=attention, mlp=Mlp(ffn=3072), norm=Norm())
+    setting = BlockConfig(attention="flash", checkpointed=parse_policy("submodules").parts)
+    kept = [record.size for record in trace(block, setting, "none").kept_records]
+    inputs = sum(size.elements * size.width for size in kept if size.unit == "token") * tokens
+    assert inputs == 4 * 2 * hidden * tokens
+    assert inputs * (layers - 1) / 1e9 == pytest.approx(29, abs=0.5)
+
+
 # Korthikanti et al., arXiv:2205.05198, section 5: for GPT-3 and MT-NLG 5as/h is 80 and 64, so that selective
 # recomputation saves 70% and 65% of the activations for 2.7% and 1.6% more operations (digits cut, not rounded).
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_engines_apart_take_gpus_of_the_cluster(tmp_path: Path) -> None:
 def test_checkpoints_of_modules_keep_their_inputs(tmp_path: Path) -> None:
     """parallelize.py wraps attention, MLP and norms of a block, not the block: never less than a whole block's."""
     found = words(tmp_path, GRPO.replace("activation_checkpointing: false", "activation_checkpointing: true"))
-    assert found["recompute"] == "modules:core_attn,mlp,layernorm"
+    assert found["recompute"] == "submodules"
 
 
 def test_a_config_builds_on_another(tmp_path: Path) -> None:

@@ -58,6 +58,18 @@ def test_a_checkpointed_step_takes_what_the_class_takes() -> None:
     assert abs(error("llama4_text", "bf16", "full", "flash")) <= WITHIN
 
 
+@pytest.mark.parametrize("family", ["llama-3", pytest.param("mixtral", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("precision", "framework"),
+    [("bf16", "fsdp2"), *(pytest.param(name, "plain", marks=pytest.mark.slow) for name in ("bf16", "fp32+autocast"))],
+)
+def test_so_does_one_whose_modules_are_checkpointed_apart(family: str, precision: str, framework: str) -> None:
+    """Accelerate 1.8 to 1.14 wraps the children of a block under FSDP 2 (utils/fsdp_utils.py, fsdp2_apply_ac)."""
+    ranks = 2 if framework == "fsdp2" else 1
+    common = precision, "submodules", "adamw", "foreach", "standard", "flash", framework, ranks
+    assert abs(outcome(Job(family, {}, 4, 2, 256, *common)).error) <= WITHIN
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "precision", "recompute", "attention"),

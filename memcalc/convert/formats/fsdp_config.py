@@ -71,7 +71,7 @@ def read_options(reader: ConfigReader, table: str, version: int, wraps: str, leg
     parts = [part for part, name in (("params", key), ("activations", moved)) if reader.flag(name)]
     if parts:
         reader.set("offload", tuple(parts), key if reader.flag(key) else moved)
-    _checkpoints(reader, table)
+    _checkpoints(reader, table, version)
     _wrapping(reader, table, wraps)
     _prefetch(reader, table, version)
     _whole_weights(reader, table, version, trainer=wraps == _WRAPS)
@@ -117,11 +117,18 @@ def _sharding(reader: ConfigReader, table: str, version: int, legacy: str, *, tr
     reader.set("zero", 2 if kind.endswith("grads") else 3, strategy)
 
 
-def _checkpoints(reader: ConfigReader, table: str) -> None:
+def _checkpoints(reader: ConfigReader, table: str, version: int) -> None:
     key = _key(reader, table, "activation_checkpointing")
     if reader.flag(key):
-        reader.set("recompute", "full", key)
-        reader.set("strategy.checkpoint", "non-reentrant", key)
+        set_checkpoints(reader, key, version)
+
+
+def set_checkpoints(reader: ConfigReader, key: str, version: int) -> None:
+    """Set the checkpoints that FSDP's own option puts round the blocks."""
+    reader.set("recompute", "full", key)
+    reader.set("strategy.checkpoint", "non-reentrant", key)
+    if version == 2:
+        reader.set("checkpoints_by_fsdp2", True, key)
 
 
 def _wrapping(reader: ConfigReader, table: str, wraps: str) -> None:

@@ -212,13 +212,7 @@ def _model(reader: ConfigReader) -> None:
         reader.set("precision", precision, "policy.precision")
     key = f"{_WORKERS}.activation_checkpointing"
     on = reader.flag(key)
-    reader.set("recompute", "modules:core_attn,mlp,layernorm" if on else "none", key)
-    if on:
-        message = (
-            f"{key} recomputes attention, MLP and norms of a block each for itself, and keeps their inputs: counted "
-            "with what core attention, MLP and norms keep, which is more"
-        )
-        reader.note("note", "MC004", key, message)
+    reader.set("recompute", "submodules" if on else "none", key)
     if reader.flag(key := f"{_WORKERS}.cpu_offload"):
         reader.set("offload", ("params",), key)
     if reader.flag(key := f"{_WORKERS}.lora_cfg.enabled"):

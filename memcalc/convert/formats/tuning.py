@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from memcalc.convert.config import ConfigReader
 from memcalc.convert.formats.base import KeyTable, inner_document, key_table
 from memcalc.convert.formats.beside_steps import set_loading
-from memcalc.convert.formats.fsdp_config import NODE
+from memcalc.convert.formats.fsdp_config import NODE, set_checkpoints
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",), "wo": ("o",),
@@ -219,8 +219,7 @@ def set_fsdp(
     if reader.flag(where[offload]) or "offload" in listed:
         reader.set("offload", ("params",), where[offload])
     if reader.flag(recomputed):
-        reader.set("recompute", "full", recomputed)
-        reader.set("strategy.checkpoint", "non-reentrant", recomputed)
+        set_checkpoints(reader, recomputed, version)
     if "hybrid" in f"{strategy} {reshard}":
         reader.set("dp_shard", NODE, resharded if "hybrid" in reshard else "fsdp")
     set_loading(reader, where["cpu_ram_efficient_loading"])

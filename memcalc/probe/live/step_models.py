@@ -224,6 +224,11 @@ def recompute_groups(policy: str, count: int, *, first: bool = False) -> list[ra
 
 def wrap_blocks(blocks_by_path: Mapping[str, nn.Module], policy: str, *, first: bool = False) -> None:
     """Checkpoint blocks, given by path, by ``policy``: separately in each list of blocks (encoder, decoder)."""
+    if policy == "submodules":
+        for block in blocks_by_path.values():
+            for module in block.children():
+                _wrap([module])
+        return
     lists: dict[str, list[nn.Module]] = {}
     for path, block in blocks_by_path.items():
         lists.setdefault(path.rpartition(".")[0], []).append(block)

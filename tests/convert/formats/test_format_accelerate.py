@@ -30,7 +30,7 @@ SAID: dict[str, dict[str, Any]] = {
     "fp8.yaml": {"gpus": 1, "mixed": "bf16", "engine": "trainer"},
     "cp.yaml": {
         **RANKS, "engine": "fsdp2", "zero": 3, "cp": 8, "recompute": "full", "strategy.checkpoint": "non-reentrant",
-        "strategy.loading": "every-rank", "strategy.state_dict": "sharded",
+        "strategy.loading": "every-rank", "strategy.state_dict": "sharded", "checkpoints_by_fsdp2": True,
     },
     "tp_hsdp.yaml": {**RANKS, "engine": "fsdp2", "zero": 2, "tp": 2, "dp_replicate": 2},
     "trl_fsdp1.yaml": {
@@ -246,3 +246,11 @@ def test_fsdp_casts_up_what_was_loaded_in_16_bits() -> None:
     assert (plan.precision, plan.autocast) == ("bf16", True)
     assert check("accelerate/multi_gpu.yaml", micro_batch=1, weights="fp32").strategy.precision == "bf16-autocast"
     assert check("accelerate/trl_zero3.yaml", **told).strategy.precision == "bf16-mixed"
+
+
+def test_the_release_of_accelerate_says_what_fsdp_2_checkpoints() -> None:
+    """1.8 to 1.14 wrap each module of a block, 1.15 the block (utils/fsdp_utils.py, fsdp2_apply_ac): MC104 says so."""
+    told: dict[str, Any] = {"micro_batch": 1, "weights": "bf16"}
+    found = {era: check("accelerate/cp.yaml", **told, framework=f"fsdp2{era}").strategy for era in ("", "@2026-06")}
+    assert [plan.recompute for plan in found.values()] == ["full", "submodules"]
+    assert check("accelerate/cp.yaml", **told, framework="fsdp2@2025-05").strategy.recompute == "full"

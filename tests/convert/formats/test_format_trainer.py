@@ -37,7 +37,7 @@ SAID: dict[str, dict[str, Any]] = {
     },
     "fsdp2.json": {
         "micro_batch": 2, "accumulation": 4, "mixed": "bf16", "zero": 2, "recompute": "full",
-        "strategy.checkpoint": "non-reentrant",
+        "strategy.checkpoint": "non-reentrant", "checkpoints_by_fsdp2": True,
     },
     "fsdp1.json": {"micro_batch": 2, "mixed": "bf16", "engine": "fsdp1", "offload": ("params",)},
     "alpaca.yaml": {
