@@ -150,6 +150,8 @@ JOBS: dict[str, dict[str, Any]] = {
                "seq_len": 1024, "settings": {
                    "strategy.float8": "tensorwise", "strategy.reduce_dtype": "bf16", "strategy.precision_aware": True,
                    "strategy.exp_avg_dtype": "bf16", "strategy.exp_avg_sq_dtype": "bf16"}},
+    "frozen": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "framework": "megatron", "precision": "fp8-mixed",
+               "seq_len": 1024, "lora": "16", "settings": {"strategy.float8_all_gather": True}},
     "megatron-old": {"model": "gpt3-1.3b", "gpu": "a100-80g", "gpus": 16, "framework": "megatron@2021-05", "tp": 2,
                      "pp": 4, "seq_len": 2048, "global_batch": 32},
     "ring": {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 16, "framework": "megatron", "kernels": "te", "cp": 4,
@@ -344,6 +346,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "sub_group_size": ("offload", 64), "seq_len": ("llama", 4096), "global_batch": ("llama", 32),
         "global_tokens": ("llama", 2**20, {"global_batch": 0}), "blas_workspace": ("llama", 64),
         "float8": ("float8", "delayed"), "float8_transposes": ("float8", False),
+        "float8_attention": ("float8", True), "float8_activation": ("float8", True),
+        "float8_transpose_cache": ("frozen", False),
         "attention_mask": ("llama", True), "longest_first": ("llama", True),
     },
     "Habits": {
@@ -392,7 +396,8 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "casts_input": ("wide", False),
         "embedding_leaf": ("cache", True), "expert_loop": ("moe", True), "in_place": ("megatron", True),
         "cp_kind": ("ring", "a2a"), "lora": ("adapters", None), "narrow": ("float8", None),
-        "stops_early": ("lora", False),
+        "float8_attention": ("float8", True), "float8_activation": ("float8", True),
+        "transposes_weights": ("frozen", True), "stops_early": ("lora", False),
     },
     "GPU": {
         "arch": ("llama", "Ampere"), "compute_capability": ("llama", 8.0), "memory_bytes": ("llama", 2**36),

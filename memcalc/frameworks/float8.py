@@ -128,6 +128,18 @@ def optimizer_alone(fixed: SharedSettings) -> bool:
     return fixed.precision_aware and fixed.float8 in RECIPES and not fixed.float8_all_gather
 
 
+def check_narrow(fixed: SharedSettings, precisions: list[str]) -> None:
+    """Refuse what is said of 8-bit products where no precision has any."""
+    flags = [name for name in ("float8_all_gather", "float8_attention") if getattr(fixed, name)]
+    stated = ["float8", *flags] if fixed.float8 else flags
+    if stated and "fp8-mixed" not in precisions and not optimizer_alone(fixed):
+        allowed = f"needs precision fp8-mixed, not {', '.join(precisions)}"
+        raise CombinationError(f"strategy.{stated[0]}", getattr(fixed, stated[0]), allowed)
+    if not (fixed.float8_transpose_cache or (fixed.float8_all_gather and fixed.adapters)):
+        allowed = "is modelled for frozen weights that are 8-bit themselves: --lora and strategy.float8_all_gather=true"
+        raise CombinationError("strategy.float8_transpose_cache", False, allowed)
+
+
 def nearest(able: list[str]) -> str:
     """The recipe with the smallest scales among those that a GPU has."""
     return next(name for name in ("mxfp8", "blockwise", "tensorwise") if name in able)

@@ -89,7 +89,6 @@ def parallel_fields(request: Request, lora: Lora, precisions: Sequence[str]) -> 
         "strategy.mtp": bool(fields.get("mtp")),
         "strategy.lora_kernels": fields.get("lora_kernels", "model") != "model",
         "strategy.precision_aware": bool(fields.get("precision_aware")),
-        "precision": any(name.startswith("fp8") for name in precisions),
         "kernels": given.get("kernels", "te") != "te",
     }
     for name in (name for name, differs in stated.items() if differs):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import Habits
 from memcalc.frameworks.capabilities import check_told, usual_form
-from memcalc.frameworks.float8 import check_recipe, optimizer_alone, transposes
+from memcalc.frameworks.float8 import check_narrow, check_recipe, transposes
 from memcalc.grid import Grid, Layout
 from memcalc.planner import defaults, direct
 from memcalc.planner import pipelines as pipes
@@ -107,13 +107,6 @@ def check_stage(fixed: SharedSettings, habits: Habits, precision: str, zero: int
     if (fixed.reshard == "never") != (zero == 2) and fixed.reshard != "default":
         stage = 2 if fixed.reshard == "never" else 3
         raise CombinationError("strategy.reshard", fixed.reshard, f"is zero {stage}, not {zero}")
-
-
-def check_narrow(fixed: SharedSettings, precisions: list[str]) -> None:
-    """Refuse what is said of 8-bit products where no precision has any."""
-    if (fixed.float8 or fixed.float8_all_gather) and "fp8-mixed" not in precisions and not optimizer_alone(fixed):
-        name = "strategy.float8" if fixed.float8 else "strategy.float8_all_gather"
-        raise CombinationError(name, fixed.float8 or True, f"needs precision fp8-mixed, not {', '.join(precisions)}")
 
 
 def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Grid:

@@ -20,6 +20,8 @@ from memcalc.terms.model_on_grid import ModelOnGrid
 
 STAGE_3 = ("zero_prefetch_bucket", "persistence_threshold", "max_live_parameters", "sub_group_size")
 """What DeepSpeed has at its stage 3 alone."""
+ENGINE_ALONE = ("float8_attention", "float8_activation", "float8_transpose_cache")
+"""What Megatron-LM alone can be told."""
 PIPELINED = ("embedding_in_split", "loss_in_split", "microbatch_group")
 """How a pipeline parts blocks and micro-batches."""
 
@@ -57,6 +59,7 @@ def _of_framework(name: str, habits: Habits) -> str:
             (not units or habits.wraps_replicas, f"{habits.name} reduces unit by unit, without buckets"),
         ),
         "overlap_param_gather": (habits.persistent_gradients, "only Megatron-LM has it"),
+        **dict.fromkeys(ENGINE_ALONE, (habits.engine, "only Megatron-LM has it")),
         "overlap_p2p": (habits.overlaps_stages, "only Megatron-LM has it"),
         "bucket_view": (habits.gradient_copy, f"{habits.name} passes no gradient_as_bucket_view on; only ddp has it"),
         "whole_accumulation": (units, f"{habits.name} has no FSDP, whose no_sync it is"),

@@ -20,9 +20,7 @@ Precision = Literal["fp32", "fp16-mixed", "bf16-mixed", "fp16-autocast", "bf16-a
 MomentType = Literal["fp32", "bf16", "fp16", "fp8"]
 Optimizer = Literal[
     "adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "adafactor", "lion", "lion-8bit", "sgd", "sgd-momentum",
-    "muon",
-    "soap",
-    "galore-adamw",
+    "muon", "soap", "galore-adamw",
 ]  # fmt: skip
 OptimizerImpl = Literal["fused", "foreach", "loop"]
 Schedule = Literal[
@@ -258,9 +256,7 @@ class Strategy(Frozen):
         bool, Option("Weight gradients are added to the gradient buffer by the matmul itself (Megatron-LM).")
     ] = True
     float8: Annotated[
-        Literal[
-            "", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "nvfp4"
-        ],
+        Literal["", "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "nvfp4"],
         Option("How products in 8 bits (under nvfp4 in 4) scale their inputs; as the framework does it where empty. "
             "torchao keeps those inputs in 16 bits, TransformerEngine as it multiplies them. Without such products, "
             "what the precision-aware optimizer is told: tensorwise by Megatron-Bridge."),
@@ -268,6 +264,9 @@ class Strategy(Frozen):
     float8_all_gather: Annotated[bool, Option("FSDP gathers blocks in float8; Megatron-LM's weights are 8-bit "
         "themselves (``--fp8-param-gather``)."),
     ] = False
+    float8_attention: Annotated[bool, Option("Attention runs in 8 bits (``fp8_dot_product_attention``).")] = False
+    float8_activation: Annotated[bool, Option("Gated activations keep 8-bit inputs (``fp8_input_store``).")] = False
+    float8_transpose_cache: Annotated[bool, Option("8-bit weights stay transposed too, where products need it.")] = True
     fsdp_schedule: Annotated[
         Literal["default", "simple"],
         Option("`simple`: gathers and reductions are part of the compiled graph, on the compute stream (SimpleFSDP)."),

@@ -351,15 +351,20 @@ def scales_term(census: ModelOnGrid) -> Term:
     return Term("parameters", "scales of the frozen weights", Base(census).state, ALWAYS, "not sharded", SOURCE)
 
 
-def frozen_terms(census: ModelOnGrid, ranks: Array, here: Array) -> Iterator[Term]:
-    """The weights under adapters: the base without its scales, and the adapters; ``ranks`` divide both."""
+def frozen_terms(census: ModelOnGrid, ranks: Array, here: Array, replaced: Array) -> Iterator[Term]:
+    """The weights under adapters: the base without its scales and ``replaced`` elements, and the adapters.
+
+    ``ranks`` divide both; another term has the 8-bit form of what is replaced.
+    """
     base = Base(census)
     width = np.maximum(4 * census.grid.fixed.frozen_fp32, base.width)
     inputs = {"P": census.parameters, "w": width, "N": ranks}
-    frozen = shard((base.all_blocks + base.root) * width // base.width, ranks) * here
+    unquantised = base.all_blocks + base.root - base.width * replaced
+    frozen = shard(unquantised * width // base.width, ranks) * here
     quantised_as = census.grid.fixed.quantize
     title = "frozen weights" if quantised_as == "none" else f"frozen weights, {quantised_as}"
-    yield Term("parameters", title, frozen, ALWAYS, "bytes of the base / N", SOURCE, inputs)
+    formula = "bytes of what is not quantised / N" if np.any(replaced) else "bytes of the base / N"
+    yield Term("parameters", title, frozen, ALWAYS, formula, SOURCE, inputs)
     for part in trained_parts(census):
         width = part.width("parameter")
         bytes_ = width * part.sharded(part.blocks + part.root, part.experts_or_none, ranks > 1) * here

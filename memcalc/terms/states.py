@@ -60,7 +60,7 @@ def quantised_weight_terms(census: ModelOnGrid) -> Iterator[Term]:
     narrow = column([name.startswith("fp8") for name in grid.precisions], "precision")
     if recipe is None or not narrow.any():
         return
-    width = recipe.weight_bytes(transposes=grid.fixed.float8_transposes)
+    width = recipe.weight_bytes(transposes=grid.fixed.float8_transposes and grid.fixed.float8_transpose_cache)
     elements = quantised_elements(census)
     bytes_ = narrow * np.asarray(narrow_bytes(elements, width.numerator, width.denominator))
     inputs = {"w": float(width), "P_linear": elements}
@@ -133,7 +133,7 @@ def weight_terms(census: ModelOnGrid, here: Array) -> Iterator[Term]:
     """The persistent weights where ``here`` is 1."""
     grid = census.grid
     if grid.fixed.adapters is not None:
-        yield from frozen_terms(census, shards(grid, 3), here)
+        yield from frozen_terms(census, shards(grid, 3), here, replaced_elements(census))
         return
     elements = parameter_elements(census) - replaced_elements(census)
     yield Term(

@@ -216,21 +216,22 @@ def _context(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Message, 
     """Keys and values of the other ranks, in a ring or gathered; or what exchanges the sequence for heads.
 
     A ring and a gather send them once forward, and with their gradients twice backward; attention runs beside a ring
-    alone. All-to-alls send queries, keys, values and output once each way, between nodes by each rank's own adapter.
+    alone. All-to-alls send queries, keys, values and output once each way, between nodes by each rank's own adapter; in
+    8 bits, as attention reads and makes them, but under MXFP8.
     Sources: TransformerEngine 2.11, ``context_parallel.py``: ``AttnFuncWithCPAndKVP2P``,
     ``AttnFuncWithCPAndKVAllGather``, ``AttnFuncWithCPAndQKVOA2A``.
     """
     ranks, tp = grid.degree("cp"), grid.degree("tp")
     volume: Array = np.zeros((1,) * 7, dtype=np.int64)
     calls, silent = volume, volume
-    kind = grid.fixed.cp_kind
+    kind, width = grid.fixed.cp_kind, 1 if grid.fixed.float8_attention and grid.fixed.float8 != "mxfp8" else 2
     here = in_node(grid, node, ranks, tp)
     for b in blocks:
         attention = b.activations.group.block.attention
         if attention is None:
             continue
         if kind == "a2a":
-            each = 2 * b.activations.tokens * (attention.q_dim + attention.kv_dim) // tp
+            each = width * b.activations.tokens * (attention.q_dim + attention.kv_dim) // tp
             sent = 4 * comm.all_to_all_bytes(each, ranks)
         else:
             sent = comm.context_parallel_bytes(2 * 2 * b.activations.tokens * attention.kv_dim // tp, ranks)
@@ -264,7 +265,7 @@ def _data(
     """Gathers and reductions over data-parallel ranks: those of a micro-batch by unit, those of a step by bucket."""
     grid = census.grid
     ranks, stride = grid.ranks, grid.degree("tp")
-    gathered, reduced = _volumes(census)
+    gathered, updated, reduced = _volumes(census)
     each, step = _repeats(census)
     layers = sum((b.layers for b in blocks), np.int64(0)) + 1
     many = (ranks > 1).astype(np.int64)
@@ -278,7 +279,7 @@ def _data(
         each,
         _message(grid, node, step.reductions * reduced, step.reductions * many * buckets, ranks, stride),
         _message(grid, node, step.reductions * joined, step.reductions * (replicas > 1) * buckets, replicas, apart),
-        _message(grid, node, step.forward * gathered, step.forward * many * buckets, ranks, stride),
+        _message(grid, node, step.forward * updated, step.forward * many * buckets, ranks, stride),
         _gathers_beside(grid),
         step.forward * many * ranks * (grid.fixed.zero_gather == "broadcast"),
     )
@@ -319,8 +320,13 @@ def _units(census: ModelOnGrid, blocks: list[BlockWork], layers: Array) -> Array
     return layers + np.minimum(each, -(-elements // max(prefetched(grid), 1)))
 
 
-def _volumes(census: ModelOnGrid) -> tuple[Array, Array]:
-    """Bytes that a rank sends in one gather of all its weights, and in one reduction of all gradients."""
+def _volumes(census: ModelOnGrid) -> tuple[Array, Array, Array]:
+    """Bytes that a rank sends in one gather of all its weights, in one of what a step updates, and in one reduction.
+
+    Stages 1 and 2 divide the optimizer, which has what is trained alone: a frozen base is not gathered (Megatron-LM
+    d98e8a64 ``core/optimizer/distrib_optimizer.py``; DeepSpeed 0.19.8 ``runtime/zero/stage_1_and_2.py``,
+    ``requires_grad``).
+    """
     grid = census.grid
     share = 0.5 if grid.recipe is None else grid.recipe.gathered
     width = grid.width("compute") * (share if grid.fixed.float8_all_gather else 1.0)
@@ -330,7 +336,9 @@ def _volumes(census: ModelOnGrid) -> tuple[Array, Array]:
         width = np.full(width.shape, 1.0)
     updated = trained(census)
     reduce = grid.reduce_width if grid.habits.full_shard else grid.habits.reduction_width or updated.width("gradient")
-    return _over(census) * width, _over(updated) * reduce
+    gathered = _over(census) * width
+    frozen = grid.fixed.adapters is not None and not grid.habits.full_shard
+    return gathered, _over(updated) * updated.width("parameter") if frozen else gathered, _over(updated) * reduce
 
 
 def _over(census: ModelOnGrid) -> Array:

@@ -75,6 +75,16 @@ def operands(tape: Tape, size: Size, name: str, narrow: Narrow | None) -> list[T
     return [tape.new(f"gradient of {name} output, quantised", narrow.size(size, narrow.copies))]
 
 
+def frozen_operands(tape: Tape, setting: BlockConfig, name: str, made: Size, weight: Size) -> list[Tensor]:
+    """What the one product of a frozen layer's backward reads: a gradient of size ``made``, quantised, and the weight.
+
+    The weight is transposed first where TransformerEngine 1 keeps no transpose (1.11 ``float8_tensor.py``,
+    ``transpose_2d`` without ``fill_cache``).
+    """
+    anew = [tape.new(f"{name} weight, transposed", weight)] if setting.transposes_weights else []
+    return [*operands(tape, made, name, setting.narrow_once), *anew]
+
+
 def gathered_input(tape: Tape, size: Size, name: str, narrow: Narrow | None, *, again: bool = False) -> list[Tensor]:
     """A column-parallel layer's input from all ranks; ``again`` for backward, which reads it along the other way."""
     full = size._replace(shard="full if sp")
@@ -183,8 +193,19 @@ class BlockConfig:
     """Routed experts run one after another."""
     narrow: Narrow | None = None
     """How TransformerEngine quantises the operands of linear layers; None where products are in 16 or 32 bits."""
+    float8_attention: bool = False
+    """Fused attention runs in 8 bits, and keeps what it reads and makes so."""
+    float8_activation: bool = False
+    """A gated activation keeps its input in 8 bits."""
+    transposes_weights: bool = False
+    """An 8-bit weight is transposed for each backward anew."""
     in_place: bool = False
     """Fused norms and rotary embeddings write over their input's memory, in forward or backward (Liger, unsloth)."""
+
+    @property
+    def narrow_once(self) -> Narrow | None:
+        """How operands are quantised where the weight is frozen: along the direction of one product."""
+        return self.narrow and self.narrow._replace(copies=1)
 
     @property
     def rerun(self) -> Rerun:

@@ -16,7 +16,8 @@ keep that.
 Megatron-LM's linear layers with a frozen weight, and the adapters beside them.
 
 A frozen layer keeps no input: ``Linear``, ``GroupedLinear`` and ``LinearWithFrozenWeight`` save the weight alone, and
-``LayerNormLinear`` its input and the norm's statistics. The norm's output is kept once an adapter is given it.
+``LayerNormLinear`` its input and the norm's statistics. The norm's output is kept once an adapter has it, as it was
+quantised for an 8-bit product: it is cleared only where none is returned. Operands need one direction.
 
 Megatron-Bridge's adapters split the ranks of A over the tensor-parallel group where the layer splits its outputs, read
 the whole sequence, and gather what B makes beside a layer that splits its inputs. ms-swift's read a rank's part of the
@@ -34,7 +35,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
-from memcalc.trace.layers import BlockConfig, gathered_input, input_again, kept_input, operands, product, weight_of
+from memcalc.trace.layers import frozen_operands, gathered_input, input_again, kept_input, operands, product, weight_of
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
@@ -182,12 +183,18 @@ def frozen_normalised(
     size, lora, numbers = x.size, _adapter(setting, name), 2 if spec.kind == "layernorm" else 1
     stats = tape.new(f"{name} norm statistics", size._replace(elements=numbers, width=4, label=str(numbers)))
     made = tape.new(f"{name} input", size)
-    inputs = gathered_input(tape, size, name, None) if shard == "tp" else []
+    narrow = setting.narrow_once
+    # Where an adapter reads the whole norm's output, that is what is gathered (return_layernorm_output_gathered)
+    wide = None if lora is not None and lora.gathers else narrow
+    inputs = gathered_input(tape, size, name, wide) if shard == "tp" else []
+    read, other = kept_input(tape, made, name, narrow)
     out_size = size._replace(elements=elements, label=label, shard=shard)
     out = tape.operator("mm", lambda: tape.new(f"{name} output", out_size))
+    other.clear()
 
     def rule(_: Grads) -> Grads:
-        inner = _input_gradient(tape, size, name, shard)
+        read = frozen_operands(tape, setting, name, out_size, weight_of(elements, size, shard))
+        inner = _input_gradient(tape, size, name, shard, read)
         if lora is not None:
             inner = tape.new(f"gradient of {name} input, with the adapter's", size)
         before = tape.new(f"gradient before {name}'s norm", size)
@@ -195,11 +202,11 @@ def frozen_normalised(
         return [before]
 
     if lora is None:
-        del inputs
+        del inputs, read
         return tape.record(out, [x], rule, [x.storage, stats.storage])
     given = _whole(made, inputs) if lora.gathers and inputs else Tensor(made.storage, size)
-    tape.record_many([out, given], [x], rule, [x.storage, stats.storage, made.storage])
-    del made, inputs
+    tape.record_many([out, given], [x], rule, [x.storage, stats.storage, read.storage])
+    del made, inputs, read
     return _beside_column(tape, [out], given, lora, name)
 
 
@@ -207,9 +214,18 @@ def frozen_column(
     tape: Tape, x: Tensor, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard = "tp"
 ) -> Tensor:
     """A column-parallel layer, or one that every rank has whole: keeps nothing of its own."""
-    size, lora = x.size, _adapter(setting, name)
-    out = product(tape, size, name, elements, label, shard)
-    tape.record(out, [x], lambda _: [_input_gradient(tape, size, name, shard)], reads=True)
+    size, lora, narrow = x.size, _adapter(setting, name), setting.narrow_once
+    read, other = kept_input(tape, x, name, narrow)
+    out = product(tape, size, name, elements, label, shard, narrow)
+    other.clear()
+    del read
+    made = out.size
+
+    def rule(_: Grads) -> Grads:
+        read = frozen_operands(tape, setting, name, made, weight_of(elements, size, shard))
+        return [_input_gradient(tape, size, name, shard, read)]
+
+    tape.record(out, [x], rule, reads=True)
     if lora is None:
         return out
     return _beside_column(tape, [out], x, lora, name, gathers=lora.gathers and shard == "tp")
@@ -217,16 +233,20 @@ def frozen_column(
 
 def frozen_row(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int) -> Tensor:
     """A row-parallel layer: keeps nothing; its output's gradient is gathered in backward."""
-    size, lora = x.size, _adapter(setting, name)
+    size, lora, narrow = x.size, _adapter(setting, name), setting.narrow_once
+    read, other = kept_input(tape, x, name, narrow)
     result = Size(hidden, size.width, size.unit, "sp", "h")
     partial_sum = tape.new(f"{name} output before its reduction", result._replace(shard="full if sp"))
     out = tape.operator("mm", lambda: tape.new(f"{name} output", result))
-    del partial_sum
+    del partial_sum, read
+    other.clear()
 
     def rule(_: Grads) -> Grads:
-        gathered = tape.new(f"gradient of {name} output, gathered", result._replace(shard="full if sp"))
+        gathered = frozen_operands(tape, setting, name, result._replace(shard="none"), weight_of(hidden, size, "tp"))
+        if narrow is None:
+            gathered = [tape.new(f"gradient of {name} output, gathered", result._replace(shard="full if sp"))]
         inner = tape.new(f"gradient of {name} input", size)
-        del gathered
+        gathered.clear()
         return [inner]
 
     tape.record(out, [x], rule, reads=True)
@@ -235,13 +255,16 @@ def frozen_row(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: i
 
 def frozen_grouped(tape: Tape, x: Tensor, setting: BlockConfig, name: str, size: Size) -> Tensor:
     """``GroupedLinear``: keeps nothing of its own; an adapter has the rows of all experts beside each other."""
-    given, lora = x.size, _adapter(setting, name)
+    given, lora, narrow = x.size, _adapter(setting, name), setting.narrow_once
     full = size._replace(shard="rows" if size.shard == "rows if sorted" else size.shard)
+    read, other = kept_input(tape, x, name, narrow)
+    del read
+    other.clear()
 
     def rule(_: Grads) -> Grads:
-        copied = tape.new(f"gradient of {name} output, contiguous", full)
+        copied = [tape.new(f"gradient of {name} output, contiguous", full), *operands(tape, full, name, narrow)]
         inner = tape.new(f"gradient of {name} input", given)
-        del copied
+        copied.clear()
         return [inner]
 
     out = tape.record(tape.new(f"{name} output", size if lora is None else full), [x], rule, reads=True)
@@ -351,11 +374,12 @@ def _added(tape: Tape, out: list[Tensor], high: list[Tensor], name: str, size: S
     return tape.record(tape.new(f"{name} output with adapter", size), [base, scaled], rule)
 
 
-def _input_gradient(tape: Tape, size: Size, name: str, shard: Shard) -> Tensor:
-    """The input's gradient, whole until it is reduced and scattered where outputs are split."""
+def _input_gradient(tape: Tape, size: Size, name: str, shard: Shard, read: list[Tensor]) -> Tensor:
+    """The input's gradient, whole until it is reduced and scattered where outputs are split; ``read`` makes it."""
     unreduced = [tape.new(f"gradient of {name} input, whole", size._replace(shard="full if sp"))] * (shard == "tp")
     inner = tape.new(f"gradient of {name} input", size)
     unreduced.clear()
+    read.clear()
     return inner
 
 

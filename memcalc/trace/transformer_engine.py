@@ -147,23 +147,38 @@ def core(tape: Tape, q: Tensor, k: Tensor, v: Tensor, spec: Attention, setting: 
     if setting.attention in MATERIALISED:
         return scores(tape, q, k, v, spec, setting, values)
     sizes, exchanges = (q.size, k.size, v.size), setting.cp_kind in EXCHANGED
+    read = in_eight_bits(tape, setting, q, k, v)
     if exchanges:
-        exchanged(tape, q, k, v)
-    rows = Size(spec.heads, 4, q.size.unit, "tp", "a")
+        exchanged(tape, *read)
+    # The maximum and the sum of each row are kept apart where they are made in 8 bits
+    rows = Size((1 + setting.float8_attention) * spec.heads, 4, q.size.unit, "tp", "a")
     out = tape.operator("sdpa", lambda: tape.new("attention output", values))
     lse = tape.operator("sdpa", lambda: tape.new("attention logsumexp", rows))
+    saved = [*read, *in_eight_bits(tape, setting, out), lse]
 
     def rule(_: Grads) -> Grads:
         kind: Kind = "exchanged" if exchanges else "activation"
         return [tape.new("gradient of attention input", size, kind) for size in sizes]
 
-    out = tape.record(out, [q, k, v], rule, [t.storage for t in (q, k, v, out, lse)])
+    out = tape.record(out, [q, k, v], rule, [t.storage for t in saved])
+    del read, saved
     if setting.attention == "flash":
         # FlashAttention wants the batch first: for one sequence that is the same memory
         out = beside(tape, out, "attention output, sequence first", "tp if batched")
     if exchanges:
         out = beside(tape, out, "attention output, exchanged", EXCHANGED[setting.cp_kind], "exchanged")
     return out
+
+
+def in_eight_bits(tape: Tape, setting: BlockConfig, *tensors: Tensor) -> list[Tensor]:
+    """Copies in 8 bits, which are what attention in 8 bits keeps; else the tensors themselves.
+
+    Source: TransformerEngine v2.9 ``dot_product_attention/{backends,context_parallel}.py``, ``q_save`` and ``out_save``
+    with ``NVTE_FP8_DPA_BWD``, which is on unless it is told.
+    """
+    if not setting.float8_attention:
+        return list(tensors)
+    return [tape.new("attention operand, 8-bit", tensor.size.wide(1)) for tensor in tensors]
 
 
 def exchanged(tape: Tape, *tensors: Tensor) -> None:
@@ -217,16 +232,27 @@ def dense(tape: Tape, x: Tensor, spec: Mlp, block: Block, setting: BlockConfig) 
     """A dense MLP with its norm."""
     width, label = (2 * spec.ffn, "2·f") if spec.gated else (spec.ffn, "f")
     up = normalised_linear(tape, x, block.norm, setting, "MLP up projection", width, label)
-    inner = activated(tape, up, spec.ffn, "MLP activation")
+    inner = activated(tape, up, spec.ffn, "MLP activation", narrow=setting.float8_activation and spec.gated)
     del up
     return row_parallel(tape, inner, setting, "MLP down projection", block.hidden)
 
 
-def activated(tape: Tape, x: Tensor, elements: int, name: str) -> Tensor:
-    """``bias_swiglu`` or ``bias_gelu``, one kernel each way: keeps its input."""
+def activated(tape: Tape, x: Tensor, elements: int, name: str, *, narrow: bool = False) -> Tensor:
+    """``bias_swiglu`` or ``bias_gelu``, one kernel each way: keeps its input, of 8 bits where it is ``narrow``.
+
+    Source: Megatron-LM d98e8a64 ``core/fusions/fused_bias_swiglu.py``, ``fp8_input_store``.
+    """
     size = x.size
+    saved = tape.new(f"{name} input, 8-bit", size.wide(1)) if narrow else x
     out = tape.new(name, size._replace(elements=elements, label="f"))
-    return tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [x.storage])
+
+    def rule(_: Grads) -> Grads:
+        wide = [tape.new(f"{name} input, widened", size)] * narrow
+        grad = tape.new(f"gradient before {name}", size)
+        wide.clear()
+        return [grad]
+
+    return tape.record(out, [x], rule, [saved.storage])
 
 
 Core = Callable[[Tape, Tensor, Tensor, Tensor, "Attention", "BlockConfig"], Tensor]

@@ -50,6 +50,8 @@ def set_float8(flags: Flags, narrow: list[str]) -> None:
     flags.set("strategy.float8", "nvfp4" if four else _RECIPES.get(recipe, "tensorwise"), source)
     if gathers[bool(four)]:
         flags.set("strategy.float8_all_gather", True, "fp4_param_gather" if four else "fp8_param_gather")
+    if flags.on("fp8_dot_product_attention"):
+        flags.set("strategy.float8_attention", True, "fp8_dot_product_attention")
     shares = flags.on(_SHARES)
     if gathers[0] and recipe == "mxfp8" and not four and not shares:
         flags.warn(_SHARES, "without it what is gathered has a buffer of its own, which is not counted")
