@@ -103,7 +103,6 @@ SKIPPED = {
     "pp": "pipeline stages without a block",
     "vpp": "stages that have blocks by a list of their own",
     "lora": "adapters beside tensor parallelism",
-    "precision": "8-bit products beside adapters of Megatron-LM's layers",
 }
 """What a row of a sweep asks for that cannot be said, by the field that is refused."""
 
