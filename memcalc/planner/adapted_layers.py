@@ -81,13 +81,14 @@ _QUANTISING = ": --framework fsdp2, hf, ddp or deepspeed, or --to trainer, accel
 
 def parallel_fields(request: Request, lora: Lora, precisions: Sequence[str]) -> dict[str, Any]:
     """Fields of adapters beside Megatron-LM's layers, once what is not modelled with them is refused."""
-    given, fields = request.given, request.given["fields"]
+    given, fields, classes = request.given, request.given["fields"], classes_of(request)
+    fused = fields.get("lora_kernels") == "fused"
     stated = {
         "quantize": given.get("quantize", "none") != "none",
         "autocast": bool(given.get("autocast")),
         "also-train": bool(given.get("also_train")),
         "strategy.mtp": bool(fields.get("mtp")),
-        "strategy.lora_kernels": fields.get("lora_kernels", "model") != "model",
+        "strategy.lora_kernels": fields.get("lora_kernels") == "dora" or (fused and classes != "bridge"),
         "strategy.precision_aware": bool(fields.get("precision_aware")),
         "kernels": given.get("kernels", "te") != "te",
     }
@@ -95,7 +96,6 @@ def parallel_fields(request: Request, lora: Lora, precisions: Sequence[str]) -> 
         value = given.get(name.replace("-", "_"), fields.get(name.rpartition(".")[2], precisions[0]))
         other = _QUANTISING if name == "quantize" else f" (--lora {lora})"
         raise UncountedError(name, value, f"it is not modelled beside adapters of Megatron-LM's layers{other}")
-    classes = classes_of(request)
     if "lora_classes" not in fields:
         request.assumptions["strategy.lora_classes"] = classes
     return {"lora_classes": classes}
@@ -111,6 +111,9 @@ def check_splits(fixed: SharedSettings, layout: Layout, model: Model) -> None:
     if fixed.lora_classes == "swift" and expert_tp > 1:
         allowed = f"ms-swift has no adapters of experts that {expert_tp} ranks split: give strategy.etp=1"
         raise CombinationError("lora", str(lora), allowed)
+    if fixed.lora_kernels == "fused" and layout.tp > 1:
+        allowed = "TransformerEngine fuses adapters on one tensor-parallel rank alone: give --tp 1"
+        raise CombinationError("strategy.lora_kernels", "fused", allowed)
     ranks = max(layout.tp, expert_tp)
     if fixed.lora_classes != "swift" and lora.rank % ranks:
         allowed = f"Megatron-Bridge splits its rank over {ranks} tensor-parallel ranks, which must divide it"

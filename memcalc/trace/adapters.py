@@ -191,8 +191,8 @@ class Lora:
     folds: bool = False
     """Adapters on a router, and on stacked experts, are folded into their weights (PEFT's ``ParamWrapper``)."""
     kernels: str = "model"
-    """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration); dora: op by op,
-    with a magnitude for each output."""
+    """model: op by op (PEFT); fused: one autograd function a projection (unsloth, fms-acceleration), or as
+    TransformerEngine fuses operators, MLPs too; dora: op by op, with a magnitude for each output."""
     classes: str = ""
     """Whose classes stand beside Megatron-LM's layers: bridge, bridge-each or swift."""
 

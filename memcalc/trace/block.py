@@ -23,9 +23,8 @@ from memcalc.trace.activation_steps import activation
 from memcalc.trace.attention import attention
 from memcalc.trace.checkpoint import discarding, region
 from memcalc.trace.delta_net import delta_attention, delta_net
-from memcalc.trace.layers import WIDE, BlockConfig, linear, norm, weighted
+from memcalc.trace.layers import WIDE, BlockConfig, gathered, linear, norm, scattered, weighted
 from memcalc.trace.mamba import mamba, mamba2
-from memcalc.trace.parallel_linear import gathered, scattered
 from memcalc.trace.routed import INDEX, added_up, dense, normalised, picked, routed, sent
 from memcalc.trace.tape import Edge, Grads, Leaf, Size, Tape, Tensor
 

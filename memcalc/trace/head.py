@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.entry import run_tail
-from memcalc.trace.layers import BlockConfig, linear, norm
-from memcalc.trace.parallel_linear import gathered, output_layer
+from memcalc.trace.layers import BlockConfig, gathered, linear, norm
+from memcalc.trace.parallel_linear import output_layer
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:

@@ -203,6 +203,12 @@ class BlockConfig:
     """Fused norms and rotary embeddings write over their input's memory, in forward or backward (Liger, unsloth)."""
 
     @property
+    def fuses_mlp(self) -> bool:
+        """A frozen dense MLP's activation reads and writes what its products are given and give, quantised."""
+        lora = self.lora
+        return lora is not None and bool(lora.classes) and lora.kernels == "fused" and self.narrow is not None
+
+    @property
     def narrow_once(self) -> Narrow | None:
         """How operands are quantised where the weight is frozen: along the direction of one product."""
         return self.narrow and self.narrow._replace(copies=1)
@@ -354,3 +360,32 @@ def weighted(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str,
 
     saved = [x.storage if leaf else None, scale.storage if scale and x.requires_grad else None]
     return tape.record(tape.new(f"{name} output", size), [x, leaf], rule, saved, reads=True)
+
+
+# Sequence parallelism as DTensor runs it: gathers before a branch, reduce-scatters after it.
+#
+# Source: ``torch/distributed/tensor/parallel/style.py`` (PrepareModuleInput, RowwiseParallel) of PyTorch 2.13, with the
+# plan of torchtitan ``parallelize_llama.py`` (9dec370): each branch of a block gathers its input once, and its matmuls
+# keep that.
+
+
+def gathered(tape: Tape, x: Tensor, setting: BlockConfig) -> Tensor:
+    """The whole sequence on each rank; x itself without sequence parallelism."""
+    if not setting.gathered_input_saved:
+        return x
+    back = x.size
+    out = tape.new("gathered sequence", back._replace(shard="none"))
+    return tape.record(out, [x], lambda _: [tape.new("gradient before the gather", back)])
+
+
+def scattered(tape: Tape, x: Tensor, size: Size, setting: BlockConfig, *, last: bool = False) -> Tensor:
+    """The sum over ranks of partial outputs, each rank its part of the sequence, of ``size``.
+
+    ``last``: it ends the block.
+    """
+    if not setting.gathered_input_saved:
+        return x
+    back = x.size
+    with tape.unread(active=last and setting.compiled):
+        out = tape.operator("reduce-scatter", lambda: tape.new("reduced branch output", size))
+    return tape.record(out, [x], lambda _: [tape.new("gradient of the branch output, gathered", back)])

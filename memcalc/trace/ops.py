@@ -192,12 +192,12 @@ def slice_of(tape: Tape, x: Tensor, elements: int, label: str, name: str) -> Ten
     return tape.record(out, [x], lambda _: [tape.new(f"gradient of {name}", size)])
 
 
-def dropout(tape: Tape, x: Tensor, name: str, *, active: bool) -> Tensor:
-    """``native_dropout``: keeps a mask of one byte an element."""
+def dropout(tape: Tape, x: Tensor, name: str, *, active: bool, bits: int = 8) -> Tensor:
+    """``native_dropout``: keeps a mask of one byte an element, TransformerEngine's (``tex.dropout_fwd``) of one bit."""
     if not active:
         return x
     size = x.size
-    mask = tape.new(f"{name} mask", size.wide(1))
+    mask = tape.new(f"{name} mask", size._replace(elements=-(-size.elements * bits // 8), width=1))
     out = tape.new(name, size)
     tape.record(out, [x], lambda _: [tape.new(f"gradient before {name}", size)], [mask.storage])
     tape.needed = len(tape.events)  # the mask is a result of the operator

@@ -7,12 +7,6 @@ Sources: TransformerEngine c188b533 ``pytorch/module/layernorm_linear.py`` and `
 ``core/tensor_parallel/layers.py``. Where products are 8-bit or 4-bit, operands are quantised
 (:mod:`memcalc.trace.layers`).
 
-Sequence parallelism as DTensor runs it: gathers before a branch, reduce-scatters after it.
-
-Source: ``torch/distributed/tensor/parallel/style.py`` (PrepareModuleInput, RowwiseParallel) of PyTorch 2.13, with the
-plan of torchtitan ``parallelize_llama.py`` (9dec370): each branch of a block gathers its input once, and its matmuls
-keep that.
-
 Megatron-LM's linear layers with a frozen weight, and the adapters beside them.
 
 A frozen layer keeps no input: ``Linear``, ``GroupedLinear`` and ``LinearWithFrozenWeight`` save the weight alone, and
@@ -154,28 +148,6 @@ def backward_of_column(
     return inner, grad
 
 
-def gathered(tape: Tape, x: Tensor, setting: BlockConfig) -> Tensor:
-    """The whole sequence on each rank; x itself without sequence parallelism."""
-    if not setting.gathered_input_saved:
-        return x
-    back = x.size
-    out = tape.new("gathered sequence", back._replace(shard="none"))
-    return tape.record(out, [x], lambda _: [tape.new("gradient before the gather", back)])
-
-
-def scattered(tape: Tape, x: Tensor, size: Size, setting: BlockConfig, *, last: bool = False) -> Tensor:
-    """The sum over ranks of partial outputs, each rank its part of the sequence, of ``size``.
-
-    ``last``: it ends the block.
-    """
-    if not setting.gathered_input_saved:
-        return x
-    back = x.size
-    with tape.unread(active=last and setting.compiled):
-        out = tape.operator("reduce-scatter", lambda: tape.new("reduced branch output", size))
-    return tape.record(out, [x], lambda _: [tape.new("gradient of the branch output, gathered", back)])
-
-
 def frozen_normalised(
     tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, elements: int, label: str, shard: Shard
 ) -> Tensor:
@@ -193,9 +165,11 @@ def frozen_normalised(
     other.clear()
 
     def rule(_: Grads) -> Grads:
-        read = frozen_operands(tape, setting, name, out_size, weight_of(elements, size, shard))
+        fused = setting.fuses_mlp and name.startswith("MLP")  # the activation's backward has quantised it
+        weight = weight_of(elements, size, shard)
+        read = [] if fused else frozen_operands(tape, setting, name, out_size, weight)
         inner = _input_gradient(tape, size, name, shard, read)
-        if lora is not None:
+        if lora is not None and lora.kernels != "fused":
             inner = tape.new(f"gradient of {name} input, with the adapter's", size)
         before = tape.new(f"gradient before {name}'s norm", size)
         del inner
@@ -205,8 +179,9 @@ def frozen_normalised(
         del inputs, read
         return tape.record(out, [x], rule, [x.storage, stats.storage])
     given = _whole(made, inputs) if lora.gathers and inputs else Tensor(made.storage, size)
-    tape.record_many([out, given], [x], rule, [x.storage, stats.storage, read.storage])
-    del made, inputs, read
+    saved = [x.storage, stats.storage] if lora.kernels == "fused" else [x.storage, stats.storage, read.storage]
+    tape.record_many([out, given], [x], rule, saved)
+    del made, inputs, read, saved
     return _beside_column(tape, [out], given, lora, name)
 
 
@@ -234,7 +209,8 @@ def frozen_column(
 def frozen_row(tape: Tape, x: Tensor, setting: BlockConfig, name: str, hidden: int) -> Tensor:
     """A row-parallel layer: keeps nothing; its output's gradient is gathered in backward."""
     size, lora, narrow = x.size, _adapter(setting, name), setting.narrow_once
-    read, other = kept_input(tape, x, name, narrow)
+    fused = setting.fuses_mlp and name.startswith("MLP")  # the activation has quantised it
+    read, other = kept_input(tape, x, name, None if fused else narrow)
     result = Size(hidden, size.width, size.unit, "sp", "h")
     partial_sum = tape.new(f"{name} output before its reduction", result._replace(shard="full if sp"))
     out = tape.operator("mm", lambda: tape.new(f"{name} output", result))
@@ -270,7 +246,7 @@ def frozen_grouped(tape: Tape, x: Tensor, setting: BlockConfig, name: str, size:
     out = tape.record(tape.new(f"{name} output", size if lora is None else full), [x], rule, reads=True)
     if lora is None:
         return out
-    x = ops.dropout(tape, x, f"{name} adapter dropout", active=lora.dropout)
+    x = ops.dropout(tape, x, f"{name} adapter dropout", active=lora.dropout, bits=1 if lora.kernels == "fused" else 8)
     low_size = Size(lora.rank, given.width, "routed", "rows", "r")
     low = _product(tape, x, f"{name} adapter A", tape.new(f"{name} adapter A output", low_size))
     del x
@@ -290,11 +266,14 @@ def _beside_column(
     tape: Tape, out: list[Tensor], given: Tensor, lora: Lora, name: str, *, gathers: bool = False
 ) -> Tensor:
     """The sum with the adapter of a layer that splits its outputs; ``gathers``: it gathers the sequence itself."""
-    x = ops.dropout(tape, given, f"{name} adapter dropout", active=lora.dropout)
+    bits = 1 if lora.kernels == "fused" else 8
+    x = ops.dropout(tape, given, f"{name} adapter dropout", active=lora.dropout, bits=bits)
     x = _gathered(tape, x, name, dropped=lora.dropout) if gathers else x
     low = _low(tape, x, lora, name)
     del x
     size = out[0].size
+    if lora.kernels == "fused":
+        return _accumulated(tape, out.pop(), low, name)
     inputs = [] if lora.gathers else gathered_input(tape, low.size, f"{name} adapter B", None)
     made = tape.new(f"{name} adapter B output", size)
     del inputs
@@ -306,12 +285,15 @@ def _beside_column(
 
 def _beside_row(tape: Tape, out: list[Tensor], given: Tensor, lora: Lora, name: str) -> Tensor:
     """The sum with the adapter of a layer that splits its inputs."""
-    x = ops.dropout(tape, given, f"{name} adapter dropout", active=lora.dropout)
+    bits = 1 if lora.kernels == "fused" else 8
+    x = ops.dropout(tape, given, f"{name} adapter dropout", active=lora.dropout, bits=bits)
     size = out[0].size
     low_size = size._replace(elements=lora.rank, label="r", shard="none" if lora.gathers else "sp")
     partial_sum = tape.new(f"{name} adapter A output before its reduction", low_size._replace(shard="full if sp"))
     low = _product(tape, x, f"{name} adapter A", tape.new(f"{name} adapter A output", low_size))
     del x, partial_sum
+    if lora.kernels == "fused":
+        return _accumulated(tape, out.pop(), low, name)
     high = [_split_outputs(tape, low, size, name) if lora.gathers else _local(tape, low, size, name)]
     del low
     return _added(tape, out, high, name, size)
@@ -361,6 +343,23 @@ def _product(tape: Tape, x: Tensor, name: str, out: Tensor, before: list[Size] |
         return [inner, grad]
 
     return tape.record(out, [x, leaf], rule, [x.storage])
+
+
+def _accumulated(tape: Tape, out: Tensor, low: Tensor, name: str) -> Tensor:
+    """What B makes, scaled and added to the layer's output by the product itself.
+
+    Source: TransformerEngine d0067d0d ``pytorch/ops/fused/{forward_linear_scale_add,backward_linear_scale}.py``, under
+    Megatron-Bridge 067f987d ``peft/lora_layers.py`` (``TEFusedLoRALinear``).
+    """
+    size, weight = low.size, Size(out.size.elements * low.size.elements, 1, "once")
+    leaf, made = Leaf(f"{name} adapter B weight", keep=True), out.size
+
+    def rule(grads: Grads) -> Grads:
+        inner = tape.new(f"gradient of {name} adapter B input", size)
+        grad = tape.new(f"gradient of {name} adapter B weight", weight, "gradient")
+        return [None if grads[0] is None else Tensor(grads[0].storage, made), inner, grad]
+
+    return tape.record(Tensor(out.storage, made), [out, low, leaf], rule, [low.storage])
 
 
 def _added(tape: Tape, out: list[Tensor], high: list[Tensor], name: str, size: Size) -> Tensor:

@@ -31,7 +31,7 @@ from memcalc.trace.tape import Grads, Kind, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Attention, Block, LatentAttention, Mlp
-    from memcalc.trace.layers import BlockConfig
+    from memcalc.trace.layers import BlockConfig, Narrow
 
 
 MATERIALISED = ("eager", "math")
@@ -232,23 +232,34 @@ def dense(tape: Tape, x: Tensor, spec: Mlp, block: Block, setting: BlockConfig) 
     """A dense MLP with its norm."""
     width, label = (2 * spec.ffn, "2·f") if spec.gated else (spec.ffn, "f")
     up = normalised_linear(tape, x, block.norm, setting, "MLP up projection", width, label)
-    inner = activated(tape, up, spec.ffn, "MLP activation", narrow=setting.float8_activation and spec.gated)
+    quantised = setting.narrow_once if setting.fuses_mlp else None
+    inner = activated(
+        tape, up, spec.ffn, "MLP activation", narrow=setting.float8_activation and spec.gated, quantised=quantised
+    )
     del up
     return row_parallel(tape, inner, setting, "MLP down projection", block.hidden)
 
 
-def activated(tape: Tape, x: Tensor, elements: int, name: str, *, narrow: bool = False) -> Tensor:
+def activated(
+    tape: Tape, x: Tensor, elements: int, name: str, *, narrow: bool = False, quantised: Narrow | None = None
+) -> Tensor:
     """``bias_swiglu`` or ``bias_gelu``, one kernel each way: keeps its input, of 8 bits where it is ``narrow``.
 
-    Source: Megatron-LM d98e8a64 ``core/fusions/fused_bias_swiglu.py``, ``fp8_input_store``.
+    Where operators are fused it writes its output, and backward its gradient, as the products read them, ``quantised``.
+    Sources: Megatron-LM d98e8a64 ``core/fusions/fused_bias_swiglu.py``, ``fp8_input_store``; TransformerEngine d0067d0d
+    ``pytorch/ops/basic/swiglu.py``.
     """
-    size = x.size
+    size, out_size = x.size, x.size._replace(elements=elements, label="f")
     saved = tape.new(f"{name} input, 8-bit", size.wide(1)) if narrow else x
-    out = tape.new(name, size._replace(elements=elements, label="f"))
+
+    def made(name: str, of: Size) -> Tensor:
+        return Tensor(tape.new(name, quantised.size(of) if quantised else of).storage, of)
+
+    out = made(name, out_size)
 
     def rule(_: Grads) -> Grads:
         wide = [tape.new(f"{name} input, widened", size)] * narrow
-        grad = tape.new(f"gradient before {name}", size)
+        grad = made(f"gradient before {name}", size)
         wide.clear()
         return [grad]
 

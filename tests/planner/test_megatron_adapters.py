@@ -149,6 +149,19 @@ def test_an_eight_bit_base_has_no_copy_in_16_bits_but_of_its_ends() -> None:
     assert term(beside, "frozen weights") == term(found, "frozen weights") + 2 * linear
 
 
+def test_operators_that_transformer_engine_fuses_keep_less_of_adapters() -> None:
+    """Of 8,192 tokens of 80 blocks: no 8-bit norm's output but the first's, and a bit of each mask where a byte was."""
+    words = {**MLPERF, "gpu": "gb200", "gpus": 8, "global_batch": 8}
+    plain, fused = (
+        estimate(**words, settings=EIGHT_BITS | {"strategy.lora_kernels": kernels}).peak.allocated
+        for kernels in ("model", "fused")
+    )
+    token = 8192 * 8192
+    assert plain - fused == pytest.approx(80 * token + 2 * 80 * token * 7 / 8, rel=0.02)
+    with pytest.raises(CombinationError, match="give --tp 1"):
+        estimate(lora="16:qkv,o", tp=2, settings={"strategy.lora_kernels": "fused"})
+
+
 def test_a_frozen_base_is_not_gathered_after_a_step() -> None:
     """The distributed optimizer has adapters alone: 89 MB of them go round, where 138 GB of weights would take 1 s."""
     found = estimate(
