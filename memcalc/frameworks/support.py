@@ -224,6 +224,7 @@ TRAINER = Capabilities(
 PLAIN = replace(TRAINER, parallel=Support(), recompute=recompute())
 """One GPU, on which the Trainer's every-K begins with another block."""
 _SHARDED = ("zero", ("2", "3"))
+_PARAMS = ("params", "params,activations")
 HF = replace(
     TRAINER,
     reduce_dtype=Support(("fp32", "bf16")),
@@ -231,7 +232,11 @@ HF = replace(
     precision=Support((*_AUTOCAST.direct, "bf16-mixed", "fp16-mixed"), {"fp8-mixed": needs.FP8}),
     offload=offloads(("none", "params", "activations", "params,activations"), {"optimizer": needs.OPTIMIZER_OFFLOAD}),
     parallel=Support(("dp",), {"hsdp": "say HYBRID_SHARD in Accelerate's YAML, and leave the Trainer's fsdp out"}),
-    clashes=(*TRAINER.clashes, Clash(_SHARDED, ("precision", ("bf16-autocast", "fp16-autocast")), needs.AUTOCAST)),
+    clashes=(
+        *TRAINER.clashes,
+        Clash(_SHARDED, ("precision", ("bf16-autocast", "fp16-autocast")), needs.AUTOCAST),
+        Clash(("zero", ("0",)), ("offload", _PARAMS), why="only FSDP takes weights off the GPU: use --zero 3"),
+    ),
 )
 """The Trainer on one GPU, or on FSDP 1: its table passes no sharding strategy on (training_args.py)."""
 DEEPSPEED_OPTIMIZERS = ("adamw", "lion", "sgd", "sgd-momentum", "muon")

@@ -556,7 +556,7 @@ def test_a_plan_is_saved_beside_every_format(form: str, tmp_path: Path) -> None:
     told = run(*SEARCH, "--format", form, "--save", str(path), "--rank", "2")
     assert told.exit_code == 0
     times = re.compile(r"[\d.]+ (ms|s|µs);|\"elapsed\": [\d.]+")
-    advice = re.compile(r"^Next      add --save .*\n", re.MULTILINE)  # which has been followed
+    advice = re.compile(r"^Next      add --write .*\n", re.MULTILINE)  # which has been followed
     assert times.sub("", told.stdout) == advice.sub("", times.sub("", plain.stdout))
     assert told.stderr.startswith(f"Saved plan #2 to {path}.")
     assert memcalc.load(str(path)).plan.rank == 2

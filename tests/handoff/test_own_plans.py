@@ -12,7 +12,7 @@ import memcalc
 from memcalc.convert.config import JOB_KEYS
 from memcalc.handoff import plan_to, started, write_job
 
-OPEN = {"MC004", "MC101", "MC105", "MC108"}
+OPEN = {"MC004", "MC101", "MC104", "MC105", "MC108"}
 """About what a search leaves as it is unless it is asked: releases, precision, a script's own DDP, the loss."""
 SMALL: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "a100-80g", "gpus": 4}
 LARGE: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8}

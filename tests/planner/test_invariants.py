@@ -113,7 +113,7 @@ def answered(words: dict[str, Any]) -> Estimate | None:
 # ------------------------------------------------------------------------------------------------------ one answer
 
 
-CORRECTIONS = ("blocks that keep everything, before the first checkpointed one",)
+CORRECTIONS = ("blocks that keep everything, before the first checkpointed one", "first block's input, which is 16-bit")
 """Terms that take back what no moment needs of a larger one, and are negative then."""
 
 

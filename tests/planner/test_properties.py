@@ -266,6 +266,8 @@ def test_a_plan_is_its_own_estimate(gpus: int, model: str, gpu: str) -> None:
             offload=s.offload,
             attention=s.attention,
             micro_batch=s.micro_batch,
+            autocast=s.autocast,
+            settings={"strategy.reduce_dtype": s.reduce_dtype},
         )
         assert answer.strategy == s
         assert answer.peak.model_dump() == plan.peak.model_dump()
