@@ -296,24 +296,29 @@ class BlockWork:
         return self.activations.over("written_sum", untreated=True)
 
     @cached_property
-    def launches(self) -> Array:
-        """Kernels of one block without recomputation, forward and backward."""
+    def launches(self) -> tuple[Array, Array]:
+        """Kernels of one block without recomputation: forward, and backward."""
         return self._launches(untreated=True)
 
-    def _launches(self, *, untreated: bool) -> Array:
+    def _launches(self, *, untreated: bool) -> tuple[Array, Array]:
         plain = self._launches_under(self.activations.settings, untreated=untreated)
         gathers = self.activations.census.gathering_settings
         if gathers is None:
             return plain
-        return np.where(self.grid.sequence_shard > 1, self._launches_under(gathers, untreated=untreated), plain)
+        sharded, shared = self.grid.sequence_shard > 1, self._launches_under(gathers, untreated=untreated)
+        forward, backward = (np.where(sharded, one, other) for one, other in zip(shared, plain, strict=True))
+        return forward, backward
 
-    def _launches_under(self, settings: tuple[BlockConfig, ...], *, untreated: bool) -> Array:
+    def _launches_under(self, settings: tuple[BlockConfig, ...], *, untreated: bool) -> tuple[Array, Array]:
         policies = self.grid.policies[:1] if untreated else self.grid.policies
         rows = [
-            [np.int64(self.activations.template(policy, setting, untreated=untreated).launches) for policy in policies]
+            [self.activations.template(policy, setting, untreated=untreated).launches for policy in policies]
             for setting in settings
         ]
-        return self.activations.stacked(rows)
+        forward, backward = (
+            self.activations.stacked([[np.int64(pair[way]) for pair in row] for row in rows]) for way in (0, 1)
+        )
+        return forward, backward
 
     @cached_property
     def written_again(self) -> Array:
@@ -323,7 +328,17 @@ class BlockWork:
     @cached_property
     def launches_again(self) -> Array:
         """Kernels of the stage's blocks because of recomputation."""
-        return self._beyond(self._launches(untreated=False) - self.launches)
+        return self._beyond(sum(self._launches(untreated=False)) - sum(self.launches))
+
+    @cached_property
+    def dispatched(self) -> Array:
+        """Operators of the stage's blocks that pass a mode in Python, in forward and as they run again.
+
+        torch/utils/checkpoint.py: ``_CachingTorchDispatchMode`` and ``_CachedTorchDispatchMode`` of selective
+        checkpoints; a compiled block's graph holds what they chose.
+        """
+        passes = 2 * (not self.activations.settings[0].compiled) * self.launches[0]
+        return self._again([passes * (policy.kind == "selective-ops") for policy in self.grid.policies])
 
     def _beyond(self, each: Array) -> Array:
         """What treated blocks do beyond others, times the blocks that run again."""

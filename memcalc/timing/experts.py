@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memcalc.formulas.flops import slower
+from memcalc.formulas.offload import exposed_offload_seconds
 from memcalc.specs.block import MixtureOfExperts
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
     from memcalc.timing.blocks import BlockWork
+    from memcalc.timing.rates import Hardware, Rates
 
 
 ONE_COPY_A_NODE = 0.25
@@ -62,6 +65,20 @@ def exchanges(grid: Grid, blocks: list[BlockWork], node: Node) -> tuple[Exchange
         calls_again = calls_again + again * many
     apart = np.full((1,) * 7, ONE_COPY_A_NODE if grid.fixed.moe_dispatcher == "deepep" else 1.0)
     return Exchange(inside, outside, calls, apart), Exchange(inside_again, outside_again, calls_again, apart)
+
+
+HIDING = 0.8
+"""Share of another micro-batch's computation beside which tokens travel, where the two overlap."""
+
+
+def exchange_seconds(exchange: Exchange, compute: Array, hardware: Hardware, rates: Rates) -> Array:
+    """Time of tokens on their way that computation does not hide [s]."""
+    inside = exchange.inside / (rates.exchange_inside * hardware.inside)
+    outside = exchange.outside / (rates.exchange_between * hardware.between)
+    longer = slower(inside, outside)
+    taken = longer + exchange.apart * (inside + outside - longer) + exchange.calls * rates.exchange_call
+    over = exposed_offload_seconds(taken, HIDING * compute)
+    return np.asarray(over + rates.exposed_exchange * (taken - over))
 
 
 def distinct_targets(topk: int, targets: int | Array, groups: int = 1, chosen: int = 1) -> Array:

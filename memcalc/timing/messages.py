@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memcalc.terms import ModelOnGrid
     from memcalc.timing.blocks import BlockWork
     from memcalc.timing.experts import Exchange
+    from memcalc.timing.rates import Hardware, Rates
 
 
 @dataclass(frozen=True)
@@ -366,3 +367,23 @@ def _repeats(census: ModelOnGrid) -> tuple[Repeats, Repeats]:
     reductions = np.where((zero == 0) | grid.habits.reduces_whole, 2, 1) * (1 - third) * (1 - second)
     gathers = ((zero == 1) | (zero == 2)).astype(np.int64)
     return Repeats(third, third, third + second), Repeats(gathers, none, reductions)
+
+
+def slowing(message: Message, hardware: Hardware, rates: Rates) -> Array:
+    """Share of the time of hidden traffic by which it slows the kernels beside it.
+
+    Between nodes NCCL opens channels, a multiprocessor each, by the adapters that it finds (5067397c
+    ``src/graph/search.cc``: ``ncclTopoSearchRecNet``; ``connect.cc``: ``ncclTopoPostset`` doubles them).
+    """
+    between = rates.hidden_between * hardware.adapters
+    return np.where(message.ranks <= message.in_node, rates.hidden, between)
+
+
+def message_seconds(message: Message, hardware: Hardware, rates: Rates, *, wide: bool = False) -> Array:
+    """Time of one kind of traffic where nothing hides it [s]; ``wide`` is that of large messages that stream."""
+    share_inside, share_between = (rates.inside, rates.between) if wide else (rates.inside_tensor, rates.between_tensor)
+    inside, between = share_inside * hardware.inside, share_between * hardware.between
+    rate = comm.group_bandwidth(inside, between, message.ranks, message.in_node)
+    step = np.where(message.ranks <= message.in_node, rates.latency, rates.latency_between)
+    each = message.calls * (rates.call + step * message.ranks)
+    return np.asarray(message.volume / rate + each)

@@ -44,6 +44,11 @@ SINGLE = (
     "exposed_tensor",
     "exposed_exchange",
     "wait",
+    "launch_backward",
+    "dispatch",
+    "visit",
+    "relaunch",
+    "loop",
     "operand_passes",
     "latency",
     "latency_between",
@@ -98,7 +103,17 @@ class Rates:
     passes: float | Array
     """Traffic of all other kernels over the bytes that they write [-]."""
     launch: float | Array
-    """Host time of one kernel [s]."""
+    """Host time of a kernel that Python launches [s]."""
+    launch_backward: float | Array
+    """Share of that which a kernel takes that the engine of autograd launches [-]."""
+    dispatch: float | Array
+    """What an operator takes more that passes a mode in Python, over that [-]."""
+    relaunch: float | Array
+    """What a launch takes where a checkpoint computes again, over one in forward [-]."""
+    visit: float | Array
+    """Host time of an update of one tensor, where one follows the other [s]."""
+    loop: float | Array
+    """Host time of a step of one process beside its launches [s]."""
     step_passes: float | Array
     """Traffic of the optimizer step over the bytes that it must move [-]."""
     inside: float | Array
@@ -136,7 +151,7 @@ class Rates:
     broadcast: float | Array
     """Of one rank's broadcast of its updated weights [s]."""
     fixed: float | Array
-    """Time of a step for clipping, data and the loop itself [s]."""
+    """Time of a step of several processes for clipping, data and the loop itself [s]."""
     dequantisation: float | Array
     """Share of the memory's bandwidth that dequantisation reaches [-]."""
     casts: float | Array
@@ -177,6 +192,7 @@ def factors_of(gpu: GPU, grid: Grid) -> dict[str, Any]:
         "window": overlaps(grid),
         "launch": graphs,
         "wait": graphs * (PADDED if grid.fixed.experts_padded else 1.0),
+        "visit": float(grid.fixed.optimizer_impl == "loop"),
         "attention": FLASH[flash if gpu.arch.split()[0] == "Hopper" else min(flash, 2)],
     }
 

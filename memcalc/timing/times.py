@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from memcalc import catalog
-from memcalc.formulas import communication as comm
 from memcalc.formulas import offload as off
 from memcalc.formulas.bubbles import WHOLE, bubble, bubble_1f1b
 from memcalc.formulas.flops import kernel_seconds, slower
@@ -23,6 +22,8 @@ from memcalc.terms.activations import groups_of
 from memcalc.terms.adapters import trained
 from memcalc.terms.moments import optimizer_moments, updated_elements
 from memcalc.terms.states import gradient_elements, offloaded_states, parameter_elements
+from memcalc.timing.experts import exchange_seconds
+from memcalc.timing.messages import message_seconds, slowing
 from memcalc.timing.rates import ANY, SLOWEST_LINK, hardware_of
 from memcalc.timing.work import work_of
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
     from memcalc.terms import ModelOnGrid
-    from memcalc.timing.experts import Exchange
     from memcalc.timing.messages import Message, Messages
     from memcalc.timing.rates import Hardware, Rates
     from memcalc.timing.work import Part, Pipeline, Work
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
         def __call__(self, message: Message, *, wide: bool = False) -> Array:
             """Of a message; ``wide`` of large ones that stream [s]."""
             ...
-
-
-HIDING = 0.8
-"""Share of another micro-batch's computation beside which tokens travel, where the two overlap."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +99,55 @@ def with_offload(times: Times, census: ModelOnGrid, gpu: GPU, node: Node) -> Tim
 
 
 def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
-    """The times of work whose data stays on the device.
+    """The times of work whose data stays on the device."""
+    alone = np.asarray(work.alone) > 0
+    if alone.all():
+        return one_process(work, hardware, rates)
+    many = several_processes(work, hardware, rates)
+    if not alone.any():
+        return many
+    one = one_process(work, hardware, rates)
+    return Times(*(np.where(alone, a, b) for a, b in zip(one.parts, many.parts, strict=True)))
+
+
+def one_process(work: Work, hardware: Hardware, rates: Rates) -> Times:
+    """Of one process, whose device waits for no other, and whose host waits for it once a step, to read the loss."""
+    m, nothing = work.micro_batches, np.zeros((1,) * 7)
+    first, again = (device_seconds(part, hardware, rates) for part in (work.once, work.again))
+    waits, waits_again = (rates.wait * part.waits for part in (work.once, work.again))
+    optimizer = rates.step_passes * work.updated / hardware.bandwidth
+    host_again = rates.relaunch * launch_seconds(work.again, rates)
+    without, whole = (
+        rates.loop + _ahead(work, rates, (first + waits, device), ahead, optimizer)
+        for device, ahead in ((nothing, nothing), (again + waits_again, host_again))
+    )
+    host = without - m * first - optimizer
+    return Times(m * first, host, whole - without, nothing, nothing, optimizer, nothing)
+
+
+def _ahead(work: Work, rates: Rates, device: tuple[Array, Array], again: Array, optimizer: Array) -> Array:
+    """Passes and update [s] where a host runs ahead of its device, or behind it: whichever is slower from there on.
+
+    Python launches forward more slowly than autograd's engine does backward: a device that has waited there does not
+    catch up. ``device`` is a micro-batch's first computation and what is computed again, launched in ``again``.
+    """
+    m, visits = work.micro_batches, rates.visit * work.tensors
+    forward = rates.launch * work.once.launches
+    host, busy = launch_seconds(work.once, rates) + again, sum(device)
+    behind = off.exposed_offload_seconds(forward, device[0] / 3)
+    behind = behind + (m - 1) * off.exposed_offload_seconds(host, busy)
+    passes = slower(m * busy + behind, m * host)
+    return np.where(work.scaled, passes + slower(optimizer, visits), slower(passes + optimizer, m * host + visits))
+
+
+def several_processes(work: Work, hardware: Hardware, rates: Rates) -> Times:
+    """Of processes that wait for each other in every step.
 
     One host thread launches kernels and collectives alike: where it is the slower, it hides what messages take too.
     """
     m, messages = work.micro_batches, work.messages
     first, again = (device_seconds(part, hardware, rates) for part in (work.once, work.again))
-    host, host_again = rates.launch * work.once.launches, rates.launch * work.again.launches
+    host, host_again = launch_seconds(work.once, rates), rates.relaunch * launch_seconds(work.again, rates)
     waits, waits_again = rates.wait * work.once.waits, rates.wait * work.again.waits
 
     def of(message: Message, *, wide: bool = False) -> Array:
@@ -148,21 +186,6 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
     )
 
 
-def positive(value: Array) -> Array:
-    """The value where it is above 0."""
-    return np.asarray((value + np.abs(value)) / 2)
-
-
-def slowing(message: Message, hardware: Hardware, rates: Rates) -> Array:
-    """Share of the time of hidden traffic by which it slows the kernels beside it.
-
-    Between nodes NCCL opens channels, a multiprocessor each, by the adapters that it finds (5067397c
-    ``src/graph/search.cc``: ``ncclTopoSearchRecNet``; ``connect.cc``: ``ncclTopoPostset`` doubles them).
-    """
-    between = rates.hidden_between * hardware.adapters
-    return np.where(message.ranks <= message.in_node, rates.hidden, between)
-
-
 def _pipeline_exposed(
     messages: Messages, pipeline: Pipeline, micro_batches: Array, taken: Array, hardware: Hardware, rates: Rates
 ) -> Array:
@@ -181,7 +204,7 @@ def _pipeline_exposed(
 
 def _ring_exposed(ring: Array, attention: Array, rates: Rates) -> Array:
     """What a ring of keys and values takes beyond the attention that runs beside it, and slows of it."""
-    over = positive(ring - attention)
+    over = off.exposed_offload_seconds(ring, attention)
     return np.asarray(over + rates.hidden * (ring - over))
 
 
@@ -197,7 +220,7 @@ def _sharding_exposed(
     gather, reduction = (largest(of(message, wide=True)) for message in (messages.gather, messages.reduction))
     reduction = reduction + largest(of(messages.between, wide=True))
     before, after = repeats.forward * gather, repeats.backward * gather + repeats.reductions * reduction
-    over = positive(before - forward) + positive(after - backward)
+    over = off.exposed_offload_seconds(before, forward) + off.exposed_offload_seconds(after, backward)
     ends = (before + after / 2) / np.maximum(largest(messages.gather.calls), 1)
     return np.asarray(over + slowing(messages.gather, hardware, rates) * (before + after - over) + ends)
 
@@ -220,7 +243,9 @@ def _step_exposed(
     total = largest(of(message, wide=True)) + (largest(of(joined, wide=True)) if joined is not None else 0)
     able = total - total / np.maximum(largest(message.calls), 1)
     window = rates.window * window
-    alone, behind = (part - positive(part - beside) for part, beside in ((able, window), (total, group * window)))
+    alone, behind = (
+        part - off.exposed_offload_seconds(part, beside) for part, beside in ((able, window), (total, group * window))
+    )
     hidden = np.where(chunks > 1, (1 - 1 / chunks) * behind, alone)
     return np.asarray(total - (1 - slowing(message, hardware, rates)) * hidden)
 
@@ -258,24 +283,10 @@ def attention_seconds(part: Part, hardware: Hardware, rates: Rates) -> Array:
     return np.asarray(kernel_seconds(part.attention, rates.attention * hardware.plain_peak))
 
 
-def message_seconds(message: Message, hardware: Hardware, rates: Rates, *, wide: bool = False) -> Array:
-    """Time of one kind of traffic where nothing hides it [s]; ``wide`` is that of large messages that stream."""
-    share_inside, share_between = (rates.inside, rates.between) if wide else (rates.inside_tensor, rates.between_tensor)
-    inside, between = share_inside * hardware.inside, share_between * hardware.between
-    rate = comm.group_bandwidth(inside, between, message.ranks, message.in_node)
-    step = np.where(message.ranks <= message.in_node, rates.latency, rates.latency_between)
-    each = message.calls * (rates.call + step * message.ranks)
-    return np.asarray(message.volume / rate + each)
-
-
-def exchange_seconds(exchange: Exchange, compute: Array, hardware: Hardware, rates: Rates) -> Array:
-    """Time of tokens on their way that computation does not hide [s]."""
-    inside = exchange.inside / (rates.exchange_inside * hardware.inside)
-    outside = exchange.outside / (rates.exchange_between * hardware.between)
-    longer = slower(inside, outside)
-    taken = longer + exchange.apart * (inside + outside - longer) + exchange.calls * rates.exchange_call
-    over = positive(taken - HIDING * compute)
-    return np.asarray(over + rates.exposed_exchange * (taken - over))
+def launch_seconds(part: Part, rates: Rates) -> Array:
+    """Time of the host in which it launches a part's kernels [s]."""
+    kernels = part.launches + rates.launch_backward * part.launches_backward + rates.dispatch * part.dispatched
+    return np.asarray(rates.launch * kernels)
 
 
 def largest(array: Array) -> Array:

@@ -48,7 +48,11 @@ class Part:
     written: Array
     """Bytes that kernels write outside them."""
     launches: Array
-    """Kernels that the host launches."""
+    """Kernels that the host launches as Python runs the model: forward, and what is computed again."""
+    launches_backward: Array
+    """Those that the engine of autograd launches."""
+    dispatched: Array
+    """Operators that pass a mode in Python besides."""
     waits: Array
     """Blocks of routed experts whose host waits for the numbers of tokens, forward and backward, as passes."""
 
@@ -76,6 +80,11 @@ class Work:
     """Traffic of the optimizer step [bytes]."""
     tensors: Array
     """Parameter tensors that the step visits."""
+    scaled: Array
+    """1 where the loss is scaled: the host reads before a step whether it is taken (torch 2.13
+    ``torch/amp/grad_scaler.py``: ``_maybe_opt_step``)."""
+    alone: Array
+    """1 where one process trains, without an engine that shards."""
     pipeline: Pipeline
     weights: Array
     """How many stages each entry of the stage axis stands for."""
@@ -92,6 +101,8 @@ def work_of(census: ModelOnGrid, node: Node) -> Work:
         micro_batches=grid.accumulation,
         updated=optimizer_traffic(census),
         tensors=parameter_tensors(census, blocks),
+        scaled=column([name.startswith("fp16-") for name in grid.precisions], "precision"),
+        alone=(grid.degree("gpus") == 1) & (grid.zero == 0),
         pipeline=pipeline(grid),
         weights=grid.stage_counts,
     )
@@ -121,7 +132,9 @@ def _once(census: ModelOnGrid, blocks: list[BlockWork]) -> Part:
         operands=_add([head_bytes, *(b.layers * b.linear[1] for b in blocks)]),
         dequantised=_add([head_dequantised(census), *(b.layers * b.dequantised for b in blocks)]),
         written=_add([head_written(census), accumulated(census), *(b.layers * b.written for b in blocks)]),
-        launches=_add([b.layers * b.launches for b in blocks]),
+        launches=_add([b.layers * b.launches[0] for b in blocks]),
+        launches_backward=_add([b.layers * b.launches[1] for b in blocks]),
+        dispatched=_add([]),
         waits=_add([b.layers for b in blocks if b.activations.group.block.is_moe]),
     )
 
@@ -136,6 +149,8 @@ def _again(blocks: list[BlockWork]) -> Part:
         dequantised=_add([b.dequantised_again for b in blocks]),
         written=_add([b.written_again for b in blocks]),
         launches=_add([b.launches_again for b in blocks]),
+        launches_backward=_add([]),
+        dispatched=_add([b.dispatched for b in blocks]),
         waits=_add([b.reductions_again / 6 for b in blocks if b.activations.group.block.is_moe]),
     )
 

@@ -119,13 +119,16 @@ class Template:
         return total(record for record in made if record.kind not in ("dequantised", "workspace", "sum"))
 
     @cached_property
-    def launches(self) -> int:
-        """Tensors that forward and backward make: about as many kernels.
+    def launches(self) -> tuple[int, int]:
+        """Tensors that forward and backward make: about as many kernels of each.
 
         What one operator takes for itself is none, and a sum counts as little as one in place.
         """
-        made = (index for index in (*self.forward, *self.backward) if index >= 0)
-        return sum(self.records[index].kind not in ("workspace", "sum") for index in made)
+        forward, backward = (
+            sum(index >= 0 and self.records[index].kind not in ("workspace", "sum") for index in events)
+            for events in (self.forward, self.backward)
+        )
+        return forward, backward
 
     @cached_property
     def observed_sum(self) -> Sum:

@@ -60,6 +60,12 @@ DEQUANTISED = (
     "fitted; prior: between a profile of Llama 3 8B on an L40S (kDequantizeBlockwise, 59.8 ms a micro-batch for 3 x "
     "6.98e9 weights of 2.56 bytes: all of the bandwidth) and fixed costs of A100 runs"
 )
+ENGINE = "fitted; prior: autograd's engine is C++ (csrc/autograd/engine.cpp): a quarter of Python's time"
+HOOKS = (
+    "fitted; prior: torch/utils/checkpoint.py packs and unpacks each kept tensor in Python: 3.3 ms more a block of "
+    "Qwen2.5-0.5B on an H200, of 2 ms for its forward"
+)
+FOREACH = "fitted; prior: torch 2.13 torch/optim/adam.py, _multi_tensor_adam: 20 passes where 7 are needed"
 PRIORS = (
     Prior("matmul", "Ampere", 0.86, 0.1, "-", MAMF),
     Prior("matmul", "Hopper", 0.80, 0.1, "-", MAMF),
@@ -82,9 +88,14 @@ PRIORS = (
     Prior("passes", "compiled", 1.5, 0.4, "-"),
     Prior("passes", "fused", 2.0, 0.4, "-"),
     Prior("passes", "te", 2.0, 0.2, "-"),
-    Prior("launch", "any", 12e-6, 0.4, "s"),
+    Prior("launch", "any", 40e-6, 0.4, "s"),
+    Prior("launch_backward", "any", 0.25, 0.1, "-", ENGINE),
+    Prior("relaunch", "any", 1.6, 0.1, "-", HOOKS),
+    Prior("dispatch", "any", 1.0, 0.5, "-"),
+    Prior("visit", "any", 80e-6, 0.4, "s"),
+    Prior("loop", "any", 10e-3, 0.5, "s"),
     Prior("step_passes", "fused", 1.0, 0.2, "-"),
-    Prior("step_passes", "foreach", 2.0, 0.3, "-"),
+    Prior("step_passes", "foreach", 20 / 7, 0.1, "-", FOREACH),
     Prior("inside", "any", 0.7, 0.3, "-"),
     Prior("between", "any", 0.8, 0.3, "-"),
     Prior("inside_tensor", "Ampere, Megatron", 0.7, 0.3, "-"),

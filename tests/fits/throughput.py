@@ -31,6 +31,8 @@ def source_of(run: Run) -> str:
     """The source that a run counts with; torchtitan's commit messages are two, by their stack."""
     if run.sweep:
         return run.group
+    if run.source.startswith("memcalc probe"):
+        return f"memcalc probe on {str(run.gpu).upper()}"
     for word, name in SOURCES.items():
         if word in run.source:
             return name

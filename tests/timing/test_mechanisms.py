@@ -132,6 +132,65 @@ def test_a_host_that_launches_too_slowly_hides_messages() -> None:
     assert waiting["communication"] < 0.01 * alone["communication"] + times(LLAMA, **one_rank)["communication"]
 
 
+ALONE: dict[str, Any] = {
+    "model": "gpt2", "gpu": "h100", "gpus": 1, "framework": "hf", "seq_len": 1024, "micro_batch": 2,
+    "global_batch": 8, "recompute": "full",
+}  # fmt: skip
+NO_HOST = {"launch": 0.0, "visit": 0.0, "loop": 0.0}
+
+
+def test_one_process_has_its_device_s_time_or_its_host_s() -> None:
+    """What processes that wait for each other take in a step is none of its time; its own loop is."""
+    free, looped, both = (times(ALONE, rates=NO_HOST | rates) for rates in ({}, {"loop": 9.0}, {"fixed": 9.0}))
+    device = free["compute"] + free["recompute"] + free["optimizer"]
+    assert sum(free.values()) == pytest.approx(device)
+    assert sum(looped.values()) == pytest.approx(device + 9)
+    assert both == free
+    # Launches of all four micro-batches, of what is computed again at the price of forward, then the update
+    kernels = work(ALONE)
+    first, again = kernels.once, kernels.again
+    of = 4 * (total(first.launches) + 0.5 * total(first.launches_backward) + total(again.launches))
+    slow = times(ALONE, rates=NO_HOST | {"launch": 1e-2, "launch_backward": 0.5})
+    assert sum(slow.values()) == pytest.approx(1e-2 * of + free["optimizer"])
+
+
+def test_a_device_that_waited_in_forward_does_not_catch_up_in_backward() -> None:
+    """A third of a micro-batch is forward: what launches take beyond it stands before a backward that has no host."""
+    one = {**ALONE, "global_batch": 2, "recompute": "none"}
+    free = times(one, rates=NO_HOST)
+    launch = 2 * free["compute"] / 3 / total(work(one).once.launches)
+    waited = times(one, rates=NO_HOST | {"launch": launch, "launch_backward": 0.0})
+    assert sum(waited.values()) - sum(free.values()) == pytest.approx(free["compute"] / 3)
+
+
+def test_a_scaled_loss_makes_the_host_wait_before_the_update() -> None:
+    """``GradScaler.step`` reads ``found_inf``: what the host does after it is beside no kernel of backward."""
+    job = {**ALONE, "optimizer_impl": "loop"}
+    rates = NO_HOST | {"visit": 10e-3 / total(work(job).tensors)}
+    plain, scaled = (times(job, precision=name, rates=rates) for name in ("bf16-autocast", "fp16-autocast"))
+    assert plain["host"] == pytest.approx(0, abs=1e-9)
+    assert scaled["host"] == pytest.approx(10e-3 - scaled["optimizer"])
+
+
+def test_selective_checkpoints_pass_a_mode_of_python_and_compiled_ones_none() -> None:
+    """Each operator of forward passes it, and each that runs again (torch/utils/checkpoint.py)."""
+    job = {**ALONE, "framework": "torchtitan", "recompute": "selective-ops"}
+    eager, compiled, full = (work(job, **words).again for words in ({}, {"compile": "blocks"}, {"recompute": "full"}))
+    assert total(eager.dispatched) == 2 * total(work(job).once.launches)
+    assert total(compiled.dispatched) == total(full.dispatched) == 0
+
+
+def test_an_update_of_one_tensor_after_the_other_takes_its_visits() -> None:
+    of_one, of_lists = (work(ALONE, optimizer_impl=impl) for impl in ("loop", "foreach"))
+    assert total(of_one.tensors) == total(of_lists.tensors)
+    loop, lists = (single(ALONE, optimizer_impl=impl) for impl in ("loop", "foreach"))
+    assert rates_for(loop.job.gpu, loop.grid).visit > rates_for(lists.job.gpu, lists.grid).visit == 0
+    slow = {"launch": 0.0, "loop": 0.0, "visit": 1e-2}
+    assert sum(times(ALONE, optimizer_impl="loop", rates=slow).values()) == pytest.approx(1e-2 * total(of_one.tensors))
+    sharded = {"framework": "fsdp2", "zero": 3, "optimizer_impl": "loop"}
+    assert times(ALONE, **sharded, rates=slow)["host"] < 1, "an engine that shards has the constants of clusters"
+
+
 def test_updated_weights_are_gathered_beside_the_next_forward_where_the_framework_does_so() -> None:
     """Hooks of forward dispatch Megatron-LM's where ``--overlap-param-gather`` is given; DeepSpeed's step ends with it.
 
