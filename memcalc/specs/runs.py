@@ -191,7 +191,7 @@ class Run(Strict):
     tflops: Annotated[float, Field(gt=0)] | None = None
     """Model FLOP/s of a GPU, as published [TFLOP/s]."""
     not_fitted: str = ""
-    """Why no model of step time may be fitted on it; empty where it may."""
+    """Why no model of step time, and no range, may be fitted on it; empty where it may."""
     assumed: Texts = ()
     """Fields filled from context."""
     group: Text = "other"

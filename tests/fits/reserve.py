@@ -60,10 +60,10 @@ LOW, HIGH, LIMIT = (1 - COVERAGE) / 2, (1 + COVERAGE) / 2, COVERAGE
 
 
 def residuals(among: Callable[[Run], bool] = lambda _: True) -> list[ReserveSample]:
-    """Residuals of all shipped runs, or some ``among`` them, that have a reserved or a device figure."""
+    """Residuals of shipped runs that may be fitted on, or some ``among`` them, with a reserved or a device figure."""
     runs, presets, found = read_runs().run, validation.Presets(), []
     for run in filter(among, runs):
-        if not {"reserved", "device"} & set(run.measured.figures):
+        if run.not_fitted or not {"reserved", "device"} & set(run.measured.figures):
             continue
         try:
             estimate = validation.predict(run, presets)
