@@ -154,7 +154,8 @@ def kinds_of(model: Model, grid: Grid) -> list[str]:
         "adapters": grid.fixed.adapters is not None,
         "fp8": grid.precisions[0].startswith("fp8"),
         "model parallel": layout.tp * layout.pp * layout.cp > 1,
-        "data parallel": layout.tp * layout.pp * layout.cp == 1,
+        "one GPU": layout.gpus == 1,
+        "data parallel": layout.tp * layout.pp * layout.cp == 1 < layout.gpus,
     }
     return [name for name, applies in kinds.items() if applies]
 
@@ -179,10 +180,15 @@ def doubts_of(table: StepTimeTable, model: Model, grid: Grid, gpu: GPU) -> list[
     return [name for name, applies in doubts.items() if applies] + list(model.mixer_kinds if model.mixers else ())
 
 
+ONE_GPU = ", one GPU"
+"""Runs on one GPU tell nothing of jobs on several, which wait for each other; those on several tell of one."""
+
+
 def traits_of(grid: Grid, gpu: GPU) -> dict[str, str]:
     """What published runs are counted by, of a job."""
     name = grid.fixed.framework.partition("@")[0]
-    traits = {"gpu": gpu.name, "framework": f"{SAME_LOOP.get(name, name)} on {gpu.arch.split()[0]}"}
+    loop = f"{SAME_LOOP.get(name, name)} on {gpu.arch.split()[0]}"
+    traits = {"gpu": gpu.name, "framework": loop + ONE_GPU * (grid.layouts[0].gpus == 1)}
     return traits if grid.fixed.adapters is None else traits | {"adapters": base_of(gpu, grid.fixed)}
 
 

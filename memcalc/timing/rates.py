@@ -111,9 +111,9 @@ class Rates:
     relaunch: float | Array
     """What a launch takes where a checkpoint computes again, over one in forward [-]."""
     visit: float | Array
-    """Host time of an update of one tensor, where one follows the other [s]."""
+    """What an update of one tensor takes where one follows the other, over a launch in forward [-]."""
     loop: float | Array
-    """Host time of a step of one process beside its launches [s]."""
+    """What a step of one process takes beside its launches, over one [-]."""
     step_passes: float | Array
     """Traffic of the optimizer step over the bytes that it must move [-]."""
     inside: float | Array

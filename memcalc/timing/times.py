@@ -118,7 +118,7 @@ def one_process(work: Work, hardware: Hardware, rates: Rates) -> Times:
     optimizer = rates.step_passes * work.updated / hardware.bandwidth
     host_again = rates.relaunch * launch_seconds(work.again, rates)
     without, whole = (
-        rates.loop + _ahead(work, rates, (first + waits, device), ahead, optimizer)
+        rates.launch * rates.loop + _ahead(work, rates, (first + waits, device), ahead, optimizer)
         for device, ahead in ((nothing, nothing), (again + waits_again, host_again))
     )
     host = without - m * first - optimizer
@@ -131,7 +131,7 @@ def _ahead(work: Work, rates: Rates, device: tuple[Array, Array], again: Array, 
     Python launches forward more slowly than autograd's engine does backward: a device that has waited there does not
     catch up. ``device`` is a micro-batch's first computation and what is computed again, launched in ``again``.
     """
-    m, visits = work.micro_batches, rates.visit * work.tensors
+    m, visits = work.micro_batches, rates.launch * rates.visit * work.tensors
     forward = rates.launch * work.once.launches
     host, busy = launch_seconds(work.once, rates) + again, sum(device)
     behind = off.exposed_offload_seconds(forward, device[0] / 3)

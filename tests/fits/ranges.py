@@ -26,7 +26,7 @@ from fits.reserve import alike, quantile
 from fits.throughput import Job, built
 from memcalc.runs import read_unfitted
 from memcalc.specs.step_time import StepTimeTable, Support
-from memcalc.timing.forecast import OUTSIDE, UNFITTED, doubts_of, kinds_of, traits_of
+from memcalc.timing.forecast import ONE_GPU, OUTSIDE, UNFITTED, doubts_of, kinds_of, traits_of
 from memcalc.timing.rates import Constants, hardware_of, rates_by
 from memcalc.timing.times import seconds
 
@@ -42,7 +42,7 @@ TOLD = 9
 SHARES = np.arange(COVERAGE, 1.0, 0.01)
 OFFLOAD = (-0.5, 1.0)
 """Range of a time that no range is fitted for: from half to twice."""
-KINDS = ("data parallel", "model parallel", "fp8", "adapters", OUTSIDE, "MoE")
+KINDS = ("one GPU", "data parallel", "model parallel", "fp8", "adapters", OUTSIDE, "MoE")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def support_of(samples: Sequence[Sample]) -> tuple[Support, ...]:
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for sample in samples:
         if sample.kind not in UNFITTED:
-            for each in traits_of(sample.job.grid, sample.job.gpu).items():
+            traits = traits_of(sample.job.grid, sample.job.gpu)
+            for each in {*traits.items(), ("framework", traits["framework"].removesuffix(ONE_GPU) + ONE_GPU)}:
                 found[each].append(sample.job.source)
     rows = sorted(found.items())
     return tuple(

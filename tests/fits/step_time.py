@@ -66,6 +66,8 @@ HOOKS = (
     "Qwen2.5-0.5B on an H200, of 2 ms for its forward"
 )
 FOREACH = "fitted; prior: torch 2.13 torch/optim/adam.py, _multi_tensor_adam: 20 passes where 7 are needed"
+VIRTUAL = "virtual machine"
+"""Where the probe's suite ran: it launches half as fast as the host of Qwen's A100, on which nothing is fitted."""
 PRIORS = (
     Prior("matmul", "Ampere", 0.86, 0.1, "-", MAMF),
     Prior("matmul", "Hopper", 0.80, 0.1, "-", MAMF),
@@ -88,12 +90,13 @@ PRIORS = (
     Prior("passes", "compiled", 1.5, 0.4, "-"),
     Prior("passes", "fused", 2.0, 0.4, "-"),
     Prior("passes", "te", 2.0, 0.2, "-"),
-    Prior("launch", "any", 40e-6, 0.4, "s"),
+    Prior("launch", "any", 25e-6, 0.4, "s"),
+    Prior("launch", VIRTUAL, 50e-6, 0.4, "s"),
     Prior("launch_backward", "any", 0.25, 0.1, "-", ENGINE),
     Prior("relaunch", "any", 1.6, 0.1, "-", HOOKS),
     Prior("dispatch", "any", 1.0, 0.5, "-"),
-    Prior("visit", "any", 80e-6, 0.4, "s"),
-    Prior("loop", "any", 10e-3, 0.5, "s"),
+    Prior("visit", "any", 2.5, 0.4, "-"),
+    Prior("loop", "any", 150, 0.5, "-"),
     Prior("step_passes", "fused", 1.0, 0.2, "-"),
     Prior("step_passes", "foreach", 20 / 7, 0.1, "-", FOREACH),
     Prior("inside", "any", 0.7, 0.3, "-"),
@@ -162,6 +165,12 @@ BEST_SOURCES = {
 }
 DEPTHS = (1, 16)
 """Stages up to which pipelines are computed together."""
+HOST = ("launch", "launch_backward", "relaunch", "dispatch", "visit", "loop")
+"""Constants of a host: fitted on steps of one process.
+
+The steps of the probe's suite, narrow models and such of a few blocks, fit no other: their products and passes are
+smaller than those of which rates are told.
+"""
 SHARES = ("hidden", "hidden_between", "window", "between", "between_tensor", "inside", "inside_tensor")
 """Constants between 0 and 1: their odds are fitted."""
 
@@ -172,6 +181,10 @@ def _raised(prior: Prior) -> float:
 
 def _lowered(name: str, x: Array) -> Array:
     return 1 / (1 + np.exp(-x)) if name in SHARES else np.exp(x)
+
+
+def _host_of(job: Job) -> dict[str, tuple[str, ...]]:
+    return {"launch": (VIRTUAL,)} if job.source.startswith("memcalc probe") else {}
 
 
 class Part:
@@ -205,7 +218,7 @@ class Part:
         """Of each job the place of each of its constants among the priors."""
         known = {(prior.name, prior.of): place for place, prior in enumerate((*PRIORS, *GIVEN))}
         known[("attention", "Volta")] = known[("attention", "Ampere")]
-        scopes = [scopes_of(job.gpu, job.grid) for job in jobs]
+        scopes = [scopes_of(job.gpu, job.grid) | _host_of(job) for job in jobs]
         return {
             name: [next(known[name, one] for one in each[name] if (name, one) in known) for each in scopes]
             for name in scopes[0]
@@ -222,11 +235,14 @@ class Fit:
 
     start = np.array([_raised(prior) for prior in PRIORS])
     spread = np.array([prior.spread for prior in PRIORS])
+    of_host = np.array([prior.name in HOST for prior in PRIORS])
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.jobs = list(jobs)
         self.measured = np.array([job.measured for job in jobs])
         self.sources = np.array([job.source for job in jobs])
+        self.probes = np.array([job.source.startswith("memcalc probe") for job in jobs])
+        self.alone = np.array([bool(np.all(job.work.alone)) for job in jobs])
         self.gpus = [job.gpu.name for job in jobs]
         # A job has the stages of the deepest pipeline of its part: most have one
         depths = np.array([sum(job.work.once.linear.shape[1] > depth for depth in DEPTHS) for job in jobs])
@@ -244,9 +260,9 @@ class Fit:
         """ln(predicted / measured)."""
         return np.log(self.steps(x[None])[0] / self.measured)
 
-    def moved(self, x: Array, step: float) -> Array:
-        """Residuals where one constant after the other is larger by a step: constants by jobs."""
-        return np.log(self.steps(x + step * np.eye(len(x))) / self.measured)
+    def moved(self, x: Array, step: float, own: Array | slice = slice(None)) -> Array:
+        """Residuals where one constant of ``own`` after the other is larger by a step: constants by jobs."""
+        return np.log(self.steps(x + step * np.eye(len(x))[own]) / self.measured)
 
     def weights(self, used: Array) -> Array:
         """Each source weighs as the square root of its runs."""
@@ -255,19 +271,33 @@ class Fit:
         return each * used.sum() / each.sum()
 
     def solve(self, used: Array | None = None, x: Array | None = None) -> Array:
-        """The constants of the jobs that are ``used``: damped Gauss-Newton steps on reweighted squares."""
+        """The constants of the jobs that are ``used``: a host's on steps of one process, others on all but the probes'.
+
+        Twice, as a few jobs of clusters wait for their hosts.
+        """
         used = np.ones(len(self.jobs), dtype=bool) if used is None else used
-        weights, damping = self.weights(used), 1e-2
         x = self.start if x is None else x
+        for _ in range(2):
+            x = self._descend(~self.of_host, used & ~self.probes, x)
+            x = self._descend(self.of_host, used & self.alone, x)
+        return x
+
+    def _descend(self, own: Array, used: Array, x: Array) -> Array:
+        """The constants with some of them, ``own``, fitted: damped Gauss-Newton steps on reweighted squares."""
+        if not used.any():
+            return x
+        weights, damping = self.weights(used), 1e-2
+        start, spread = self.start[own], self.spread[own]
         cost, r = self._cost(x, weights)
         for _ in range(30):
-            jacobian = (self.moved(x, 1e-4) - r).T / 1e-4
+            jacobian = (self.moved(x, 1e-4, own) - r).T / 1e-4
             w = weights / np.hypot(r, ROUNDING) / TYPICAL
-            curvature = (jacobian.T * w) @ jacobian + np.diag(self.spread**-2.0)
-            slope = (jacobian.T * w) @ r + (x - self.start) / self.spread**2
+            curvature = (jacobian.T * w) @ jacobian + np.diag(spread**-2.0)
+            slope = (jacobian.T * w) @ r + (x[own] - start) / spread**2
             while damping < 1e6:
                 step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), -slope)
-                tried = x + np.clip(step, -0.5, 0.5)
+                tried = x.copy()
+                tried[own] += np.clip(step, -0.5, 0.5)
                 new, r_new = self._cost(tried, weights)
                 if new < cost:
                     break
@@ -278,15 +308,6 @@ class Fit:
             if gain < 1e-4:
                 return x
         return x
-
-    def best(self) -> Array:
-        """The constants of all jobs: from the priors, or from a slower host, where that fits better.
-
-        A host that keeps ahead of its device moves no step, so that nothing leads away from a fast one.
-        """
-        slow = self.start + np.log(2) * np.array([prior.name == "launch" for prior in PRIORS])
-        weights = self.weights(np.ones(len(self.jobs), dtype=bool))
-        return min((self.solve(x=start) for start in (self.start, slow)), key=lambda x: self._cost(x, weights)[0])
 
     def _cost(self, x: Array, weights: Array) -> tuple[float, Array]:
         r = self.residuals(x)
@@ -341,7 +362,7 @@ def fitted() -> Fitted:
     """Fit everything."""
     kept, experts, left = jobs((*read_runs().run, *layout_runs()))
     fit = Fit(kept)
-    x = fit.best()
+    x = fit.solve()
     crossed, refits = fit.left_out(fit.sources, x)
     return Fitted(fit, x, crossed, refits, Fit(experts), left)
 
@@ -430,8 +451,8 @@ def samples(found: Fitted, made: Sequence[str]) -> list[Sample]:
 
 
 def errors(found: Fitted) -> Iterator[str]:
-    """The errors by source as TOML, then those of all."""
-    r, every = found.fit.residuals(found.x), np.ones(len(found.fit.jobs), dtype=bool)
+    """The errors by source as TOML, then those of all that are published: the probes' own are told apart."""
+    r, every = found.fit.residuals(found.x), ~found.fit.probes
     for name in (*sorted(set(found.fit.sources)), "all"):
         own = every if name == "all" else found.fit.sources == name
         ends = [

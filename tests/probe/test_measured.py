@@ -57,7 +57,6 @@ def test_the_shipped_runs_are_these(name: str, day: str) -> None:
         if run.tokens_per_second_per_gpu is not None and same.seconds is not None:
             tokens = run.workload["seq_len"] * run.workload["global_batch"]
             assert run.tokens_per_second_per_gpu == pytest.approx(tokens / same.seconds, rel=1e-4)
-            assert run.not_fitted
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])

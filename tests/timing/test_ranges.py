@@ -107,6 +107,7 @@ def options(run: Run) -> dict[str, Any]:
         ({"gpu": "a100-80g", "framework": "fsdp2"}, ""),
         ({"gpu": "h100", "framework": "megatron", "zero": 1}, ""),
         ({"gpu": "h100", "framework": "hf"}, "hf on Hopper"),
+        ({"gpu": "h100", "framework": "hf", "gpus": 1, "zero": 0}, ""),
         ({"gpu": "b200", "framework": "fsdp2"}, "FSDP on Blackwell"),
         ({"gpu": "rtx-4090", "framework": "hf"}, "unseen GPU"),
         ({"gpu": "v100-32g", "framework": "hf", "precision": "fp16-mixed"}, "unseen GPU"),
