@@ -178,6 +178,7 @@ def test_fewest_gpus_as_a_loop_of_plans_finds_them() -> None:
     assert [miss.value for miss in found.beyond] == [planned // 2]
 
 
+@pytest.mark.slow
 def test_a_count_below_the_fewest_has_no_strategy_that_fits() -> None:
     """A search lists what the closed form lets fit; here a replay with retries counts, as ``estimate`` says it."""
     words: dict[str, Any] = {"model": "qwen2.5-1.5b", "gpu": "v100-16g", "global_batch": 8, "offload": "none"}

@@ -103,6 +103,7 @@ def test_experts_on_many_nodes_are_led_to_expert_parallelism() -> None:
     assert not [answer for answer in memcalc.plan(**job, framework="fsdp2").nearest if answer.group == others[0].group]
 
 
+@pytest.mark.slow
 def test_a_long_context_is_led_to_a_fused_loss_and_to_a_framework_that_cuts_the_sequence() -> None:
     """Llama 3.1 itself was taught 131,072 tokens with context parallelism (16); FSDP 2 alone has none.
 
@@ -151,6 +152,7 @@ def test_a_plan_that_pays_for_its_memory_in_time_does_not_hide_a_faster_framewor
     assert not memcalc.plan(**job, framework="fsdp2").nearest
 
 
+@pytest.mark.slow
 def test_offload_is_not_the_last_word_where_a_switch_makes_it_needless() -> None:
     """A fused AdamW makes no copies of the states, so eight cards of 192 GB hold 16 bytes a parameter of 70B."""
     words = ["plan", "--model", "llama-3.1-70b", "--gpu", "mi300x", "--gpus", "8"]

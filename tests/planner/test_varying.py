@@ -222,6 +222,7 @@ def test_a_plan_with_lengths_is_exported() -> None:
     assert list(memcalc.export(plans, to="fsdp2")) == ["train_fsdp2.py"]
 
 
+@pytest.mark.slow
 def test_the_range_has_what_another_order_of_the_same_data_reserves(tmp_path: Path) -> None:
     """Each new shape leaves holes of its own, so that a run over more data reserves more, up to the whole card."""
     draw = np.random.default_rng(0)

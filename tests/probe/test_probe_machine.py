@@ -187,6 +187,7 @@ def test_workspaces_are_told_apart_by_where_products_first_run() -> None:
     assert cleared == 3 * HANDLE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clearing")
 def test_a_probe_has_context_and_workspaces() -> None:
     found, device = machine.MachineRecord(), _Device([*HELD, 1])

@@ -144,6 +144,7 @@ def test_pytorch_itself(recompute: str) -> None:
     assert int(np.max(ledger.peak())) == pytest.approx(steps.peak().live, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_loss_inside_of_the_model_gains_nothing() -> None:
     """A class of Transformers given labels: backward gathers the root before the loss's own backward."""
     pytest.importorskip("torch")
