@@ -351,6 +351,8 @@ class Zero:
     """``reduce_bucket_size``."""
     gather_bucket: int = 500_000_000
     """``allgather_bucket_size``."""
+    late_bucket: bool = False
+    """Stages 1 and 2 make it when backward has its first gradient (since 0.18.3), not before backward."""
     overlap_from: int = 3
     """The lowest stage at which ``overlap_comm`` is on by default."""
     prefetch_bucket: int = 50_000_000

@@ -87,14 +87,19 @@ def num_buckets(grid: Grid) -> Array:
 
 
 def bucket_terms(census: ModelOnGrid) -> Iterator[Term]:
-    """Contiguous buckets: from the first backward on at stage 3, during backward below."""
+    """Contiguous buckets: from the first backward on at stage 3, during backward below.
+
+    Since 0.18.3 there from the hook of the first gradient on (``process_gradients``), when the head's backward has let
+    the logits go; until then from before the loss's backward.
+    """
     grid, width = census.grid, census.width("gradient")
     inputs = {"n": num_buckets(grid), "w": width, "E": bucket_elements(grid)}
     bucket = reduce_bucket_bytes(bucket_elements(grid), width, num_buckets(grid)) * is_contiguous(grid)
     title, formula = "contiguous gradient buckets", "n · w · E"
     lives = (grid.zero == 3) & era(grid).flat_partitions
     yield Term("buffers", title, bucket * lives, ALWAYS, formula, f"{STAGE3}: ipg_bucket_flat_buffer", inputs)
-    during, lower = ("loss", *BACKWARD, "backward-end"), bucket * ~lives
+    first = () if era(grid).late_bucket else ("loss",)
+    during, lower = (*first, *BACKWARD, "backward-end"), bucket * ~lives
     yield Term("buffers", f"{title} of one backward", lower, during, formula, f"{STAGES}: ipg_buffer", inputs)
 
 
