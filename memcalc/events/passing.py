@@ -11,6 +11,8 @@ from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.buffers import dummies, has_dummies
 from memcalc.terms.moments import updated_elements
+from memcalc.terms.states import in_one_buffer, offloaded_states
+from memcalc.terms.zero import FP32_GRADIENTS, era, steps_at_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,20 +71,60 @@ class PassingTerms(Stage):
                 self.log.alloc(size, COMPUTE, name)
         if remade:
             self.log.free_all(made)
+        if self.grid.habits.zero_optimizer is not None:
+            self._start_engine([term for term in there if self._is_early(term)])
+            there = [term for term in there if term.component != "optimizer"]
         for term in there:
             if term.with_model == (term.component == "optimizer"):
                 self._split(term)
+        self.log.alloc(self.kept_gradients, COMPUTE, "gradients")
+
+    def _is_early(self, term: Term) -> bool:
+        """Whether a state of the optimizer is there before the first step."""
+        return term.component == "optimizer" and (term.with_model or self.has_early_moments)
+
+    @cached_property
+    def has_early_moments(self) -> bool:
+        """Whether DeepSpeed's engine has made them as it started."""
+        return self.grid.habits.zero_optimizer is not None and bool(self.scalar(steps_at_start(self.grid)))
+
+    def _start_engine(self, states: list[Term]) -> None:
+        """What DeepSpeed makes of a state as it starts, and zeros for gradients, which leave their segments.
+
+        Stage 3 has zeros for its largest sub-group, ``BF16_Optimizer`` none, ``FP16_UnfusedOptimizer`` 16-bit ones too.
+        """
+        grid, zero = self.grid, self.scalar(self.grid.zero)
+        masters = [term for term in states if term.with_model]
+        copy = 0
+        for term in masters:
+            for size in in_shares(self.scalar(term.bytes), self.updated):
+                first = self.log.alloc(size * (zero == 3 and era(grid).masters_cloned), COMPUTE, term.name)
+                self.log.free(copy)
+                copy = first
+                self.log.alloc(size, COMPUTE, term.name)
+        self.log.free(copy)
+        has_zeros = not self.scalar(offloaded_states(grid)) and (zero > 0 or self.wraps_weights)
+        width = has_zeros * (4 if self.flat else 4 + self.gradient_width)
+        sizes = in_shares(width * self.scalar(updated_elements(self.trained)), self.updated)
+        zeros = [self.log.alloc(size, COMPUTE, "zeros") for size in ([max(sizes)] if zero == 3 else sizes)]
+        for term in states:
+            if not term.with_model:
+                self._split(term)
+        self.log.free_all(zeros)
 
     def _split(self, term: Term) -> list[int]:
         """Allocate a term as tensors in proportion to the weights; a buffer as one piece."""
         total, stream = self.scalar(term.bytes), STREAMS[term.pool]
-        if term.apart or term.component in {"buffers", "activations"}:
+        apart = self.wraps_weights and term.name == FP32_GRADIENTS
+        if not apart and (term.apart or term.component in {"buffers", "activations"}):
             if term.by_thread:
                 for thread, size in zip(self.handles, in_shares(total, [1] * len(self.handles)), strict=True):
                     self.handles[thread].append((size, stream, term.name))
                 return []
             return [self.log.alloc(total, stream, term.name)]
         shares = self.updated if term.component == "optimizer" else self.shares
+        if self.flat and term.component == "parameters" and self.grid.fixed.adapters is None:
+            shares = [1] if self.scalar(in_one_buffer(self.grid)) else self.flat
         sizes = [part for size in in_shares(total, shares) for part in in_shares(size, [1] * term.tensors)]
         return [self.log.alloc(size, stream, term.name) for size in sizes]
 

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from memcalc.events.units import Sizes
+from memcalc.ledger import ALWAYS
 from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.adapters import Base, trained
 from memcalc.terms.buffers import copies_in_events
 from memcalc.terms.fsdp2 import Units
-from memcalc.terms.moments import end_weights, layout_of, weight_of_block
+from memcalc.terms.moments import end_weights, layout_of, rank_weights, weight_of_block
+from memcalc.terms.states import in_one_buffer
 from memcalc.terms.tensors import block_tensors
+from memcalc.terms.zero import is_flat, partitions_without_zero, sub_group
 from memcalc.trace.template import trace
 
 if TYPE_CHECKING:
@@ -156,11 +159,27 @@ class Stage:
     @cached_property
     def updated(self) -> list[int]:
         """Elements of each tensor that the rank's optimizer updates, or what they are in proportion to."""
-        if self.buffered is None or not self.scalar(self.grid.zero):
-            return self.shares
+        if self.flat or self.buffered is None or not self.scalar(self.grid.zero):
+            return self.flat or self.shares
         ranks = self.scalar(self.grid.ranks), self.scalar(self.grid.expert_ranks)
         both = zip(self.buffered, ranks, strict=True)
         return [part for weights, count in both for part in part_of_rank(weights, count, self.rank)]
+
+    @cached_property
+    def flat(self) -> list[int]:
+        """What DeepSpeed's flat tensors are in proportion to, if any: matrices, and vectors, which do not decay.
+
+        At stage 3 groups of weights, in the order of the modules.
+        """
+        grid, census = self.grid, self.trained
+        if grid.habits.zero_optimizer is None or not self.scalar(is_flat(grid)):
+            return []
+        if self.scalar(grid.zero) == 3 and grid.fixed.adapters is None:
+            return filled([-(-share // self.scalar(grid.ranks)) for share in self.shares], sub_group(grid))
+        total = self.scalar(census.parameters)
+        listed = sum(self.scalar(each.number * each.weight.elements) for each in rank_weights(census))
+        matrices = min(listed or total, total)
+        return [matrices, total - matrices] if matrices < total else [1]
 
     @cached_property
     def split(self) -> bool:
@@ -217,6 +236,23 @@ class Stage:
         """Bytes of all gradients that are on the GPU in a phase; those of the step stay until then."""
         return sum(self.scalar(t.bytes) for t in self.ledger.terms if t.with_weights and phase in t.phases)
 
+    @cached_property
+    def wraps_weights(self) -> bool:
+        """Whether DeepSpeed runs a wrapper of fp16 without ZeRO, whose step makes an fp32 copy of each gradient."""
+        grid = self.grid
+        here = grid.habits.zero_optimizer is not None and not self.scalar(grid.zero)
+        return here and bool(self.scalar((grid.is_mixed == 1) & ~partitions_without_zero(grid)))
+
+    @cached_property
+    def kept_gradients(self) -> int:
+        """Bytes of gradients in a tensor that DeepSpeed's engine makes once, for life."""
+        if self.grid.habits.zero_optimizer is None:
+            return 0
+        if self.scalar(in_one_buffer(self.grid)):
+            return self.gradients()
+        terms = (t for t in self.ledger.terms if t.with_weights and len(t.phases) == len(ALWAYS))
+        return sum(self.scalar(term.bytes) for term in terms)
+
     def unit_sizes(self) -> list[Sizes]:
         """Bytes of each block of the stage as a unit, and of the root unit."""
         base, model = Base(self.census), self.trained
@@ -235,7 +271,7 @@ class Stage:
     def _sizes_of(self, gathered: int, updated: int) -> Sizes:
         grid, ranks, reduce_width = self.grid, self.scalar(self.grid.ranks), self.scalar(self.grid.reduce_width)
         narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
-        elsewhere = grid.persistent_gradients or not self.gradients("backward-end")
+        elsewhere = grid.persistent_gradients or self.gradients("backward-end") <= self.kept_gradients
         return Sizes(
             whole=gathered,
             shard_copy=-(-gathered // ranks) if narrowed else 0,
@@ -293,6 +329,21 @@ def storage_bytes(
         * (r.kind != "observed" or observed)
         for r in template.records
     ]
+
+
+def filled(sizes: list[int], limit: int) -> list[int]:
+    """Sums of sizes in order, each of them closed by the one with which it reaches the limit.
+
+    >>> filled([3, 4, 2, 1], 5)
+    [7, 3]
+    """
+    out, group = list[int](), 0
+    for size in sizes:
+        group += size
+        if group >= limit:
+            out.append(group)
+            group = 0
+    return [*out, group] if group else out
 
 
 def in_shares(total: int, shares: list[int]) -> list[int]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memcalc.events.stage import Rank
-    from memcalc.ledger import Ledger
+    from memcalc.ledger import Ledger, Term
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.tape import Record
@@ -305,14 +305,20 @@ class StepWriter(PassingTerms):
         self.log.mark("step")
         self.units.update()
         temporaries: list[int] = []
-        if self.grid.habits.zero_optimizer is not None:
+        if self.grid.habits.zero_optimizer is not None and self.scalar(self.grid.zero):
             self.units.zero_grad()
-            temporaries.append(self.log.alloc(self.gradients(), COMPUTE, "gradients that the step reads"))
+            read = self.gradients() - self.kept_gradients
+            temporaries.append(self.log.alloc(read, COMPUTE, "gradients that the step reads"))
+        late: list[Term] = []
         for term in self._terms():
-            if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first and not term.with_model:
-                self._split(term)
+            if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first and not self._is_early(term):
+                late.append(term)
+                if self.grid.habits.zero_optimizer is None:  # its step copies gradients before it makes moments
+                    self._split(late.pop())
             elif term.phases == ("step",):
                 temporaries += self._in_turn(term) if any(term.in_turn) else self._split(term)
+        for term in late:
+            self._split(term)
         self.log.free_all(temporaries)
         self.log.free_all(self.shared)
         if not self.grid.habits.zeroes_gradients:
@@ -327,7 +333,8 @@ class StepWriter(PassingTerms):
                 count, width = self.scalar(self.census.parameters), self.scalar(self.grid.width("gradient"))
                 main = in_shares(count * habits.main_gradients, self.shares)
                 return Flattened(self.log, sizes, flat=count * width, main=main)
-            partitioned = zero >= 2 or not self.gradients("backward-end") or self.grid.persistent_gradients
+            stay = self.gradients("backward-end") > self.kept_gradients
+            partitioned = zero >= 2 or not stay or self.grid.persistent_gradients
             return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
         keep = frozenset(range(len(sizes)) if zero == 2 else [self.last_unit])
         if habits.flat_units:

@@ -3,7 +3,8 @@
 Read at v0.3.16, v0.4.5, v0.5.10, v0.6.0, v0.12.3 and edaa722 (0.19). Its releases of 2021 are those with which
 Megatron-DeepSpeed trained, so their blocks and losses are Megatron's; later ones serve models of Transformers. Which
 optimizer runs without ZeRO (engine.py, ``get_data_types`` and ``_do_optimizer_sanity_check``) was read at v0.7.7 to
-v0.19.5 too: it changed in v0.17.6.
+v0.19.5 too: it changed in v0.17.6; where the bucket is made (``setup_buckets``) at v0.18.2 to 0.19.8, and when moments
+appear (``initialize_optimizer_states``) at v0.13.1 to 0.19.8.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEEPSPEED = Habits(
     tensor_parallel=True,
     lacks=("sp", "ep"),
     cp_kind="a2a",  # runtime/sequence_parallel/ulysses_sp.py
-    zero_optimizer=Zero(contiguous_from=1),
+    zero_optimizer=Zero(contiguous_from=1, late_bucket=True, late_moments=True, masters_cloned=True),
     pipeline_engine="pipelines",
     gradients_follow_optimizer=True,
     optimizer_impl="fused",
@@ -36,16 +37,19 @@ DEEPSPEED = Habits(
     losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
     source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
 )
+DEEPSPEED_17_6 = like(DEEPSPEED, "deepspeed", zero_optimizer=Zero(contiguous_from=1, late_moments=True))
 DEEPSPEED_17 = like(
-    DEEPSPEED,
+    DEEPSPEED_17_6,
     "deepspeed",
     capabilities=support.DEEPSPEED_17,
     lacks=("sp", "cp", "ep"),  # Accelerate asks for 0.18.1
-    zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True),
+    zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True, late_moments=True),
     evaluation_logits=True,  # with the Trainer of that time
 )
 DEEPSPEED_13 = like(
-    DEEPSPEED_17, "deepspeed", zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True, staged_weights=False)
+    DEEPSPEED_17,
+    "deepspeed",
+    zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True, late_moments=True, staged_weights=False),
 )
 DEEPSPEED_06 = like(
     DEEPSPEED_17,
@@ -89,7 +93,7 @@ SCALING = like(
     capabilities=support.SCALING,
     zero=(1, 0),
     lacks=("cp", "ep"),
-    zero_optimizer=Zero(fp32_accumulation=False, staged_weights=False),
+    zero_optimizer=Zero(fp32_accumulation=False, late_moments=True, staged_weights=False),
     overlaps_reduction=False,
     reduces_each_input=True,
     reduces_whole=True,
@@ -113,12 +117,14 @@ ERAS = {
         ("0.6", DEEPSPEED_06),
         ("0.13", DEEPSPEED_13),
         ("0.17", DEEPSPEED_17),
-        ("0.17.6", DEEPSPEED),
+        ("0.17.6", DEEPSPEED_17_6),
+        ("0.18.3", DEEPSPEED),
         ("2021-01", MEGATRON_DEEPSPEED),
         ("2022-03", DEEPSPEED_06),
         ("2024-01", DEEPSPEED_13),
         ("2025-06", DEEPSPEED_17),
-        ("2025-10", DEEPSPEED),
+        ("2025-10", DEEPSPEED_17_6),
+        ("2026-01", DEEPSPEED),
     )
 }
 """By version, and for those who know only the month of a run by that."""

@@ -1,7 +1,4 @@
-"""The columns by which frameworks differ. A formula never asks which framework it serves: it reads them.
-
-What the eras of DeepSpeed's ZeRO optimizers differ in.
-"""
+"""The columns by which frameworks differ. A formula never asks which framework it serves: it reads them."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memcalc.frameworks.capability import Capabilities
 from memcalc.frameworks.losses import Loss
-
-# Frameworks with model code of their own: every architecture is then written in the framework's operators.
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Block, MixtureOfExperts, Mlp, Norm
@@ -351,6 +346,12 @@ class Zero:
     """``reduce_bucket_size``."""
     gather_bucket: int = 500_000_000
     """``allgather_bucket_size``."""
+    late_bucket: bool = False
+    """Stages 1 and 2 make it when backward has its first gradient (since 0.18.3), not before backward."""
+    late_moments: bool = False
+    """ZeRO's moments appear at the first step (since 0.13.2), not in one that the engine makes as it starts."""
+    masters_cloned: bool = False
+    """Stage 3 clones fp32 copies of its weights (since 0.18.3), which stay until the next sub-group's are there."""
     overlap_from: int = 3
     """The lowest stage at which ``overlap_comm`` is on by default."""
     prefetch_bucket: int = 50_000_000
@@ -376,7 +377,6 @@ class Zero:
 
 
 # How each framework reads and writes checkpoints where a job's configuration says nothing of it, as data.
-#
 # A framework that is absent here leaves that to a script of its user, which nobody has read.
 
 StateDict = Literal["sharded", "full", "full-on-gpu"]

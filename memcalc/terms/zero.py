@@ -34,6 +34,7 @@ STEPS = (
     "_prepare_fp32_grad_for_sub_group"
 )
 OFFLOADED = "DeepSpeed 0.15.4, 0.16.4 and 0.19.8, run on fake CUDA tensors: pool of the stream of the reductions"
+FP32_GRADIENTS = "fp32 copy of the gradients"
 BF16 = "DeepSpeed v0.12.3 runtime/bf16_optimizer.py"
 FLAT_OUTPUT = "PyTorch 1.11 ProcessGroupNCCL.cpp, allgather into a list goes through one flat tensor"
 
@@ -87,14 +88,19 @@ def num_buckets(grid: Grid) -> Array:
 
 
 def bucket_terms(census: ModelOnGrid) -> Iterator[Term]:
-    """Contiguous buckets: from the first backward on at stage 3, during backward below."""
+    """Contiguous buckets: from the first backward on at stage 3, during backward below.
+
+    Since 0.18.3 there from the hook of the first gradient on (``process_gradients``), when the head's backward has let
+    the logits go; until then from before the loss's backward.
+    """
     grid, width = census.grid, census.width("gradient")
     inputs = {"n": num_buckets(grid), "w": width, "E": bucket_elements(grid)}
     bucket = reduce_bucket_bytes(bucket_elements(grid), width, num_buckets(grid)) * is_contiguous(grid)
     title, formula = "contiguous gradient buckets", "n · w · E"
     lives = (grid.zero == 3) & era(grid).flat_partitions
     yield Term("buffers", title, bucket * lives, ALWAYS, formula, f"{STAGE3}: ipg_bucket_flat_buffer", inputs)
-    during, lower = ("loss", *BACKWARD, "backward-end"), bucket * ~lives
+    first = () if era(grid).late_bucket else ("loss",)
+    during, lower = (*first, *BACKWARD, "backward-end"), bucket * ~lives
     yield Term("buffers", f"{title} of one backward", lower, during, formula, f"{STAGES}: ipg_buffer", inputs)
 
 
@@ -191,7 +197,7 @@ def step_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield Term("buffers", "flattened gradients", flat, ("step",), formula, STEPS, inputs)
     copy = 4 * part * grid.is_mixed * (1 - wide)
     formula = "4 · min(⌈P / N⌉, G)"
-    yield Term("buffers", "fp32 copy of the gradients", copy, ("step",), formula, STEPS, inputs)
+    yield Term("buffers", FP32_GRADIENTS, copy, ("step",), formula, STEPS, inputs)
     yield norm_term(census, flat + copy)
     yield overflow_term(census, flat + copy)
 
@@ -199,6 +205,27 @@ def step_terms(census: ModelOnGrid) -> Iterator[Term]:
 def is_fused_adam(grid: Grid) -> bool:
     """Whether DeepSpeed wraps its optimizer in ``FP16_Optimizer``; any other is in ``FP16_UnfusedOptimizer``."""
     return grid.fixed.optimizer == "adamw" and grid.fixed.optimizer_impl == "fused"
+
+
+def is_flat(grid: Grid) -> Array:
+    """Where a state is one tensor for each group of parameters, at stage 3 for each sub-group, not one a weight.
+
+    Source: 0.19.8 stage_1_and_2.py, ``single_partition_of_fp32_groups``; stage3.py, ``fp32_partitioned_groups_flat``;
+    fused_optimizer.py and bf16_optimizer.py, ``fp32_groups_flat``. Stage 1 of 0.3 has parts that its messages divide.
+    """
+    without = partitions_without_zero(grid) | ((grid.is_mixed == 1) & is_fused_adam(grid))
+    return np.where(grid.zero == 0, without, ~((grid.zero == 1) & era(grid).flat_gradients))
+
+
+def steps_at_start(grid: Grid) -> Array:
+    """Where the engine makes the moments as it starts, in a step with gradients of zeros.
+
+    Source: ``initialize_optimizer_states`` of each optimizer; 18179807 (0.13.2) took the step out of those of ZeRO and
+    of ``BF16_Optimizer``, and left it in the wrappers of fp16.
+    """
+    wrapped = (grid.is_mixed == 1) & ~partitions_without_zero(grid)
+    late = era(grid).late_moments
+    return np.where(grid.zero == 0, (grid.is_mixed == 1) & (wrapped | (not late)), not late)
 
 
 def sub_group(grid: Grid) -> int:

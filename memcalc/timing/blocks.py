@@ -306,7 +306,7 @@ class BlockWork:
         if gathers is None:
             return plain
         sharded, shared = self.grid.sequence_shard > 1, self._launches_under(gathers, untreated=untreated)
-        forward, backward = (np.where(sharded, one, other) for one, other in zip(shared, plain, strict=True))
+        forward, backward = (np.where(sharded, *pair) for pair in zip(shared, plain, strict=True))
         return forward, backward
 
     def _launches_under(self, settings: tuple[BlockConfig, ...], *, untreated: bool) -> tuple[Array, Array]:

@@ -106,8 +106,8 @@ def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:
     many = several_processes(work, hardware, rates)
     if not alone.any():
         return many
-    one = one_process(work, hardware, rates)
-    return Times(*(np.where(alone, a, b) for a, b in zip(one.parts, many.parts, strict=True)))
+    parts = zip(one_process(work, hardware, rates).parts, many.parts, strict=True)
+    return Times(*(np.where(alone, *pair) for pair in parts))
 
 
 def one_process(work: Work, hardware: Hardware, rates: Rates) -> Times:
@@ -117,12 +117,12 @@ def one_process(work: Work, hardware: Hardware, rates: Rates) -> Times:
     waits, waits_again = (rates.wait * part.waits for part in (work.once, work.again))
     optimizer = rates.step_passes * work.updated / hardware.bandwidth
     host_again = rates.relaunch * launch_seconds(work.again, rates)
-    without, whole = (
+    without, total = (
         rates.launch * rates.loop + _ahead(work, rates, (first + waits, device), ahead, optimizer)
         for device, ahead in ((nothing, nothing), (again + waits_again, host_again))
     )
     host = without - m * first - optimizer
-    return Times(m * first, host, whole - without, nothing, nothing, optimizer, nothing)
+    return Times(m * first, host, total - without, nothing, nothing, optimizer, nothing)
 
 
 def _ahead(work: Work, rates: Rates, device: tuple[Array, Array], again: Array, optimizer: Array) -> Array:

@@ -100,6 +100,8 @@ def test_checkpoints_of_several_blocks_keep_a_narrower_input(recompute: str, kep
     census, ledger = job("gpt2", recompute=recompute, **words)
     always = sum(int(np.max(t.bytes)) for t in ledger.terms if len(t.phases) == len(PHASES))
     events = list(step_events(census, ledger, 0))
+    if kept == "parts":  # stage 3 has its gradients in one buffer for life
+        always += sum(int(np.max(t.bytes)) for t in ledger.terms if t.component == "gradients" and "step" in t.phases)
     assert requested_at_end(events) == always
     assert int(ledger.peak().reshape(-1)[0]) == pytest.approx(replay(events).peak_allocated, rel=0.01)
 

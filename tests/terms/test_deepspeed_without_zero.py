@@ -77,13 +77,13 @@ def test_a_bf16_pipeline_adds_up_in_bf16_since_0_17_6() -> None:
 def test_zero_stages_are_as_they_were() -> None:
     """Only stage 0 has wrappers of its own."""
     for stage in (1, 2, 3):
-        new, old = (ledger(stage, name, precision="bf16-mixed") for name in (WHOLE, OLD))
+        new, old = (ledger(stage, name, precision="bf16-mixed") for name in ("deepspeed@0.17.6", OLD))
         assert [int(part) for part in new.peak().reshape(-1)] == [int(part) for part in old.peak().reshape(-1)]
 
 
 def test_the_release_that_changed_it() -> None:
     assert habits_of("deepspeed@0.17.5") is not habits_of("deepspeed@0.17.6")
-    assert habits_of("deepspeed@0.17.6") is habits_of("deepspeed")
+    assert habits_of("deepspeed@0.17.6") is habits_of("deepspeed@0.18.2")
     assert grid(0, OLD).habits.zero_optimizer != grid(0).habits.zero_optimizer
 
 
