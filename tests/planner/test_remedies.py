@@ -163,16 +163,16 @@ def test_offload_is_not_the_last_word_where_a_switch_makes_it_needless() -> None
 
 
 def test_a_slow_plan_that_fits_does_not_hide_a_fast_one() -> None:
-    """Four L4 over PCIe: whole logits leave room for tensor parallelism alone, a fused loss for a sharded optimizer."""
+    """Four L4 over PCIe: whole logits leave room for tensor parallelism alone, other segments for a sharded optimizer."""
     words = ["plan", "--model", "llama-3.2-3b", "--gpu", "l4", "--gpus", "4", "--framework", "deepspeed"]
     words += ["--seq-len", "2048"]
     screen = CliRunner().invoke(app, words, env={"COLUMNS": "120"}).output
-    shown = re.search(r"Next      add --loss fused-linear: (\S+) times as fast", screen)
-    slow, fast = (memcalc.plan(**keywords(" ".join(["memcalc", *words, more]))) for more in ("", "--loss fused-linear"))
+    shown = re.search(r"Next      add (.+): (\S+) times as fast", screen)
+    assert shown is not None
+    slow, fast = (memcalc.plan(**keywords(" ".join(["memcalc", *words, more]))) for more in ("", shown[1]))
     assert (slow.plans[0].verdict, fast.plans[0].verdict) == ("fits", "fits")
     faster = fast.plans[0].time.tokens_per_second_per_gpu / slow.plans[0].time.tokens_per_second_per_gpu
-    assert shown is not None
-    assert faster == pytest.approx(float(shown[1]), abs=0.05)
+    assert faster == pytest.approx(float(shown[2]), abs=0.05)
     assert faster > 1.5
     assert all(remedy.tokens_per_second_per_gpu > slow.plans[0].time.tokens_per_second_per_gpu * 1.5
                for remedy in slow.nearest)  # fmt: skip
