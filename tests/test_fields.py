@@ -335,7 +335,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "quantize_experts": ("stacks", True), "frozen_fp32": ("adapters", True),
         "lora_classes": ("megatron", "swift", {"lora": "16:qkv,o"}),
         "prepare_kbit": ("nf4", True), "bnb": ("nf4", "0.42"), "wide_embedding_moments": ("8-bit", True),
-        "sgd_weight_decay": ("sgd", True),
+        "sgd_weight_decay": ("sgd", True), "tiled_loss": ("llama", True, {"loss": "fused-linear"}),
         "galore_rank": ("galore", 64), "galore_targets": ("galore", ("q",)), "bucket_view": ("ddp", True),
         "whole_accumulation": ("llama", True), "partition_activations": ("cache", True),
         "grad_accum_dtype": ("offload", "fp32"), "reduce_bucket_size": ("offload", 64),

@@ -164,6 +164,8 @@ def _of_rest(strategy: Strategy) -> Iterator[Idle]:
         yield ("offload_to",), "nothing is offloaded"
     if strategy.recompute == "none":
         yield ("checkpoint",), "nothing is recomputed"
+    if strategy.loss != "fused-linear":
+        yield ("tiled_loss",), "the loss has logits"
     if not strategy.optimizer.endswith("8bit") or strategy.lora:
         yield ("wide_embedding_moments",), "no embedding has 8-bit moments"
     if not strategy.precision_aware:

@@ -20,7 +20,7 @@ from memcalc.terms.every_k_blocks import block_copies, copies_in_part
 from memcalc.terms.fsdp2 import Units, fsdp2_terms
 from memcalc.terms.gradients import accumulates_whole
 from memcalc.terms.pipeline import engine_terms, schedule_terms
-from memcalc.terms.settings import enters_units_again
+from memcalc.terms.settings import enters_units_again, in_tiles
 from memcalc.terms.zero import zero_terms
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     title, formula = "autocast's 16-bit weight copies", "2 · P_cast of blocks that are not checkpointed"
     inputs, longer = {"P_cast": saved // 2}, (*phases, "loss", "backward-last")
     yield Term("buffers", title, saved, longer, formula, source, inputs, in_events=in_events)
-    head, width = census.head * (grid.width("cached") > 0), grid.width("cached")
+    head, width = census.head * (grid.width("cached") > 0) * (not in_tiles(grid)), grid.width("cached")
     title, phases, inputs = "autocast's 16-bit copy of the head", ("forward", "loss"), {"P_head": census.head}
     yield Term("buffers", title, width * head, phases, "2 · P_head", source, inputs, in_events=in_events)
 

@@ -107,6 +107,11 @@ def keeps_input(kind: str, bitsandbytes: str) -> bool:
     return kind == "int8" or (kind.startswith("nf4") and release(bitsandbytes) < KEEPS_NO_INPUT)
 
 
+def in_tiles(grid: Grid) -> bool:
+    """Whether the loss is TRL's, which casts a tile of the head's weight at a time and makes gradients in backward."""
+    return grid.fixed.loss == "fused-linear" and grid.fixed.tiled_loss
+
+
 def is_reentrant(grid: Grid) -> bool:
     """Whether checkpoints are autograd functions of their own."""
     return grid.fixed.checkpoint.startswith("reentrant") if grid.fixed.checkpoint else grid.habits.reentrant
