@@ -228,6 +228,10 @@ def buffer_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Term]:
         yield from autocast_terms(census)
     if census.grid.fixed.adapters is not None:
         yield from adapter_copies_terms(census)
+    if any(setting.end_weight and setting.autocast for setting in census.settings) and not in_tiles(census.grid):
+        title, source = "autocast's 16-bit copy of the head", "PEFT 0.21 utils/other.py:212; ATen/autocast_mode.cpp"
+        inputs = {"P_head": census.head}
+        yield Term("buffers", title, 2 * census.head, ("forward", "loss"), "2 · P_head", source, inputs)
     yield from workspace_terms(census, workspaces)
     yield from schedule_terms(census)
 

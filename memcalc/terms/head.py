@@ -82,7 +82,8 @@ def head_templates(
 
 def head_settings(census: ModelOnGrid) -> tuple[BlockConfig, ...]:
     """How the head runs: frozen where the base is, also where blocks' frozen weights are given gradients."""
-    return tuple(replace(s, trainable=census.grid.fixed.adapters is None) for s in census.settings)
+    trainable = census.grid.fixed.adapters is None
+    return tuple(replace(s, trainable=trainable, weight=s.end_weight or s.weight) for s in census.settings)
 
 
 def loss_of(grid: Grid) -> Loss:
@@ -156,7 +157,7 @@ def tiled_terms(census: ModelOnGrid, width: Array) -> Iterator[Term]:
     """
     grid, vocab, last = census.grid, census.model.vocab, census.grid.is_last
     hidden = census.model.embedding_dim or census.model.hidden
-    weight = column([setting.weight for setting in census.settings], "precision")
+    weight = column([setting.weight for setting in head_settings(census)], "precision")
     copies = tiled_cast_bytes(grid.tokens, vocab, hidden, width) * (weight > width)
     inputs = {"n": grid.tokens, "V": vocab, "h": hidden, "w": width}
     tile = (tiled_log_prob_bytes(grid.tokens, vocab, 0, width, 0) + copies) * last

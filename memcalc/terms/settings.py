@@ -83,6 +83,7 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         quantised_copy_kept=fixed.quantize == "int8" and release(fixed.bnb) < KEEPS_NO_COPY,
         quantised_from_half=habits.quantises_half and fixed.quantize.startswith("nf4") and precision.startswith("bf16"),
         norm_weight=4 if wide_norms else 0,
+        end_weight=4 if wide_norms and fixed.kbit_ends else 0,
         narrow=_narrow(grid, precision),
         float8_attention=fixed.float8_attention,
         float8_activation=fixed.float8_activation,
