@@ -104,21 +104,25 @@ def log_prob_bytes(rows: Number, tokens: Number, vocab: Number, logit_bytes: Num
     return rows * tokens * vocab * logit_bytes
 
 
-def tiled_log_prob_bytes(
-    tokens: Number, vocab: Number, hidden: Number, tile_tokens: Number, tile_vocab: Number, gradient_bytes: Number
-) -> Number:
-    r"""Return what a kernel holds that makes logits in tiles: a tile in 16 bits, and the gradients of head and input.
+TILE_TOKENS, TILE_VOCAB = 4096, 32768
+"""Tokens and entries of the vocabulary of a tile of TRL's kernel (TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE)."""
 
-    .. math:: M = 2\, \min(n, n_t)\, V_t + h\, (V g + 14\, n)
+
+def tiled_log_prob_bytes(
+    tokens: Number, vocab: Number, hidden: Number, width: Number, gradient_bytes: Number
+) -> Number:
+    r"""Return what a kernel holds that makes logits in tiles: a tile, and the gradients of head and hidden states.
+
+    .. math:: M = 32768\, w \min(n, 4096) + h\, (V g + 8\, n)
 
     Parameters
     ----------
-    tokens : tokens of the micro-batch n, [tokens]
+    tokens : tokens that are scored n, [tokens]
     vocab : vocabulary V, [1]
-    hidden : width of the head h, 0 where it has no gradient, [1]
-    tile_tokens : tokens of a tile :math:`n_t`, [tokens]
-    tile_vocab : entries of the vocabulary of a tile :math:`V_t`, [1]
-    gradient_bytes : an element of the head's gradient g: 4 in fp32, 2 more for its copy in 16 bits, [bytes]
+    hidden : width of the head h, 0 in a pass without gradients, [1]
+    width : bytes of one logit w, [bytes]
+    gradient_bytes : an element of the head's gradient g: 4 in fp32, 2 more for its copy in 16 bits, 0 for a frozen
+        head, [bytes]
 
     Returns
     -------
@@ -126,16 +130,50 @@ def tiled_log_prob_bytes(
 
     Examples
     --------
-    >>> int(tiled_log_prob_bytes(16384, 152064, 0, 4096, 32768, 4)) >> 20
+    >>> int(tiled_log_prob_bytes(16384, 152064, 0, 2, 0)) >> 20
     256
 
     References
     ----------
-    [1] trl/kernels/chunked_logprob.py@v1.15.0, ChunkedLogProbFunction; the 14 bytes of an element of its input: the
-        final norm's copies in fp32 and 16 bits, the shifted one, and the gradient in fp32 and 16 bits.
+    [1] trl/kernels/chunked_logprob.py@v1.16.0, ChunkedLogProbFunction; the 8 bytes of an element of its input: the
+        scored ones, put together, and their gradient in fp32 and 16 bits, or all of them in fp32.
 
     """
-    return 2 * np.minimum(tokens, tile_tokens) * tile_vocab + hidden * (vocab * gradient_bytes + 14 * tokens)
+    return TILE_VOCAB * width * np.minimum(tokens, TILE_TOKENS) + hidden * (vocab * gradient_bytes + 8 * tokens)
+
+
+def tiled_cast_bytes(tokens: Number, vocab: Number, hidden: Number, width: Number) -> Number:
+    r"""Return what that kernel holds of 16-bit copies where weights are fp32: of two tiles' weights and hidden states.
+
+    A copy is made before the one before it goes.
+
+    .. math:: M = w\, h\, (\min(V k, 65536) + \min(n, 4096)), \quad k = \min(2, \lceil n / 4096 \rceil)
+
+    Up to k vocabularies, since tiles of other tokens begin anew.
+
+    Parameters
+    ----------
+    tokens : tokens that are scored n, [tokens]
+    vocab : vocabulary V, [1]
+    hidden : width of the head h, [1]
+    width : bytes of one logit w, [bytes]
+
+    Returns
+    -------
+    copies M, [bytes]
+
+    Examples
+    --------
+    >>> int(tiled_cast_bytes(8192, 151936, 896, 2)) >> 20
+    119
+
+    References
+    ----------
+    [1] trl/kernels/chunked_logprob.py@v1.16.0, ChunkedLogProbFunction: hidden_chunk, w_chunk.
+
+    """
+    turns = np.minimum(2, -(-tokens // TILE_TOKENS))
+    return width * hidden * (np.minimum(vocab * turns, 2 * TILE_VOCAB) + np.minimum(tokens, TILE_TOKENS))
 
 
 def split_log_prob_bytes(tokens: Number, vocab: Number, hidden: Number) -> Number:

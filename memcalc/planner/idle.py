@@ -85,6 +85,8 @@ def refuse_lacking(request: Request, habits: Habits) -> None:
         raise UncountedError("strategy.lora_kernels", "dora", "DoRA has no figures over a quantized base")
     if fields.get("prepare_kbit") and quantized == "none":
         raise CombinationError("strategy.prepare_kbit", True, "norms are cast over a quantized base: needs --quantize")
+    if fields.get("kbit_ends") and not fields.get("prepare_kbit"):
+        raise CombinationError("strategy.kbit_ends", True, "norms are cast first: needs strategy.prepare_kbit")
     if fields.get("quantize_experts"):
         _check_experts(request, habits, quantized)
     mixed = str(request.given.get("precision") or "mixed").endswith("mixed")
@@ -164,6 +166,8 @@ def _of_rest(strategy: Strategy) -> Iterator[Idle]:
         yield ("offload_to",), "nothing is offloaded"
     if strategy.recompute == "none":
         yield ("checkpoint",), "nothing is recomputed"
+    if strategy.loss != "fused-linear":
+        yield ("tiled_loss",), "the loss has logits"
     if not strategy.optimizer.endswith("8bit") or strategy.lora:
         yield ("wide_embedding_moments",), "no embedding has 8-bit moments"
     if not strategy.precision_aware:

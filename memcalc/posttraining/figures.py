@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 # rest, states, gathers, kept activations and their order, are the same terms as of any training job.
 
 WITHOUT_LOGITS = "fused-linear"
-OF_LOSS = ("logits and their gradients", "loss in chunks of rows")
+TILES = "loss in tiles"
+OF_LOSS = ("logits and their gradients", "loss in chunks of rows", TILES)
 """Terms of a loss itself, which stand beside what is kept where logits are alive."""
 OF_LOGITS = (
-    "loss in chunks of rows", "autocast's 16-bit copy of the head",
+    "loss in chunks of rows", TILES, "autocast's 16-bit copy of the head",
     "gradient of the head, which waits for the embedding's",
 )  # fmt: skip
 """Terms that a model without logits has not, whose loss is that of a score a sequence."""
@@ -98,6 +99,10 @@ def _trained(figures: Estimate, *, logits: bool) -> Trained:
             sizes[name] -= term.bytes
     inference = next(occasion for occasion in figures.occasions if occasion.name == "evaluation")
     of_loss = sum(term.bytes for term in figures.terms if term.name in OF_LOSS and "loss" in term.phases)
+    tiles = {name: term.bytes for term in figures.terms if term.name == TILES for name in term.phases}
+    if tiles:  # of all tokens: those that are scored are added instead
+        sizes["forward"] -= tiles["forward"]
+        sizes["loss"] -= of_loss
     budget = figures.budget
     return Trained(
         weights=weights,
@@ -172,6 +177,7 @@ def trainer_options(job: RlJob) -> dict[str, Any]:
     wide = toolkit.frozen_fp32 and job.lora and precision.endswith("mixed") and not job.training.get("quantize")
     fields = {"strategy.frozen_fp32": "true"} if wide else {}
     fields |= {"strategy.whole_accumulation": "true"} if apart else {}
+    fields |= {"strategy.tiled_loss": "true"} if job.tiled else {}
     fields |= split_fields(job.inputs.stage_split)
     fields |= {"strategy.etp": str(job.inputs.expert_tp)} if job.inputs.expert_tp else {}
     return {
@@ -224,9 +230,11 @@ class Figures:
         options = trainer_options(job) | {"seq_len": tokens, "micro_batch": rows}
         if "strategy.whole_accumulation" in options.get("settings", {}):
             options["global_batch"] = f"{2 * rows * job.ranks} sequences"  # more micro-batches than one
+        elif job.one_micro_batch and not job.megatron:
+            options["global_batch"] = f"{rows * job.ranks} sequences"
         if images is None:  # of a reward model or critic without a tower
             options.pop("images", None)
-        if job.recipe.log_probs and not job.megatron:
+        if (job.recipe.log_probs or job.tiled) and not job.megatron:
             options.setdefault("loss", WITHOUT_LOGITS)
         batch = -(-read_rows * read_tokens // tokens)
         options["settings"] = {**options.get("settings", {}), "workload.eval_micro_batch": str(batch)}
@@ -272,7 +280,7 @@ class Figures:
             "seq_len": job.length, "micro_batch": rows,
             "global_batch": f"{count * rows * job.ranks} sequences",
         }  # fmt: skip
-        if job.inputs.logits == "fused" and recipe.log_probs:
+        if job.inputs.logits == "fused" and (recipe.log_probs or job.tiled):
             options.setdefault("loss", WITHOUT_LOGITS)
         key = ("time", model, *sorted((name, str(value)) for name, value in options.items()))
         return self._once(key, lambda: _time(job, model, options))

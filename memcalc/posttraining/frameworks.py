@@ -1,8 +1,8 @@
 """What each post-training framework does by default, and what each algorithm needs: data with eras.
 
-Read in verl-project/verl 1dda039b (0.10), huggingface/trl f2cd5771 (1.10), OpenRLHF/OpenRLHF 3c3be623 (0.11) and
-NVIDIA-NeMo/RL 7ea279ab. A release is named as in ``verl@0.10``; older ones were not read. TRL's bytes of a logit were
-measured besides: DPO and GRPO trainers of its release 1.10.0 under bf16 autocast, live tensors of a step on the CPU.
+Read in verl-project/verl 1dda039b (0.10), huggingface/trl f2cd5771 (1.10) and 1.16.0, OpenRLHF/OpenRLHF 3c3be623
+(0.11) and NVIDIA-NeMo/RL 7ea279ab. A release is named as in ``verl@0.10``; older ones were not read. TRL's bytes of a
+logit were measured besides: DPO and GRPO trainers of its 1.10.0 under bf16 autocast, live tensors of a step on the CPU.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Toolkit:
     """``trains`` where all is in 16 bits without autocast, one row in fp32 left out; 0 where it is the same."""
     at_once: bool = False
     """Whether an engine on the trainer's GPUs runs all its samples of a step at once, so that no limit is set."""
-    tile: tuple[int, int] = (0, 0)
-    """Tokens and entries of the vocabulary that its own kernel without logits makes at once."""
+    tiles: bool = False
+    """Whether its own kernel without logits makes them in tiles, with the head's gradient in fp32."""
 
     def width(self, algorithm: str, *, gradients: bool) -> float:
         """Bytes of a logit at the height of an update, or of a pass without gradients."""
@@ -133,8 +133,8 @@ TRL = Toolkit(
     source="trl trainer/grpo_trainer.py, trainer/utils.py, generation/vllm_generation.py@f2cd5771",
 )  # fmt: skip
 TRL_FUSED = replace(
-    TRL, name="trl@1.15", fuses=("dpo", "kto", "grpo", "dapo", "rloo"), tile=(4096, 32768),
-    source="trl 1.15.0 trainer/utils.py (add_fused_lm_head), kernels/chunked_logprob.py",
+    TRL, name="trl@1.15", fuses=("dpo", "kto", "grpo", "dapo", "rloo", "sft"), tiles=True,
+    source="trl 1.15.0 and 1.16.0 trainer/utils.py (add_fused_lm_head), kernels/chunked_logprob.py",
 )  # fmt: skip
 LLAMAFACTORY = replace(
     TRL, name="llamafactory@0.9", utilization=0, completions=False, widths={"reward": (0, 6), "kto": (12, 20)},
@@ -161,8 +161,8 @@ TOOLKITS = {
     "trl": (TRL, TRL_FUSED), "verl": (VERL,), "openrlhf": (OPENRLHF,), "nemo-rl": (NEMO,),
     "llamafactory": (LLAMAFACTORY,),
 }  # fmt: skip
-"""By name: the eras that were read, the oldest first, which needs most and counts where no release is said; a release
-is of the last one that began before it."""
+"""By name: the eras that were read, the oldest first; a release is of the last one that began before it, and the newest
+counts where none is said."""
 
 
 def toolkit_of(name: str) -> Toolkit:
@@ -176,7 +176,7 @@ def toolkit_of(name: str) -> Toolkit:
         raise UnknownNameError("framework", bare, f"must be one of {', '.join(TOOLKITS)}", TOOLKITS)
     eras = TOOLKITS[bare]
     if not at:
-        return eras[0]
+        return eras[-1]
     if len(eras) == 1 and release != eras[0].name.partition("@")[2]:
         raise InputError("framework", name, f"the release that was read is {eras[0].name}")
     wanted = _release(name, release)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.formulas.activations import log_prob_bytes, split_log_prob_bytes, tiled_log_prob_bytes
+from memcalc.formulas.activations import log_prob_bytes, split_log_prob_bytes, tiled_cast_bytes, tiled_log_prob_bytes
 from memcalc.posttraining.figures import OF_STANDARD, logit_entries
 from memcalc.results.posttraining import RlPhase
 
@@ -32,6 +32,8 @@ def is_pure(job: RlJob) -> bool:
 def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
     """What log-probabilities hold of logits on one GPU [bytes]."""
     inputs, toolkit, recipe = job.inputs, job.toolkit, job.recipe
+    if job.tiled:
+        return tiled_logits(job, model, gradients=gradients)
     without = not recipe.head and inputs.algorithm not in toolkit.widths
     if without or not recipe.log_probs:
         return 0
@@ -39,19 +41,33 @@ def logits_of(job: RlJob, model: Model, *, gradients: bool) -> int:
         height = ENTROPIES if inputs.entropy else TRAINED
         return megatron_logits(job, model, height if gradients else OF_STANDARD, gradients=gradients)
     rows, tokens = job.batch(gradients=gradients)
+    if inputs.logits == "fused":
+        return 0
     if toolkit.completions and recipe.online and not inputs.micro_tokens:
         tokens = inputs.response + 1
-    if inputs.logits == "fused":
-        width = (model.embedding_dim or model.hidden) if gradients and not job.lora else 0
-        copies = 4 if str(job.training.get("precision")).endswith("autocast") else 6
-        tiled = all(toolkit.tile)
-        return int(tiled_log_prob_bytes(rows * tokens, model.vocab, width, *toolkit.tile, copies)) if tiled else 0
     each = toolkit.width(inputs.algorithm, gradients=gradients)
     if gradients and toolkit.narrow and is_pure(job) and inputs.algorithm not in toolkit.widths:
         entropy = 0 if recipe.online else 4  # of preferences made row by row, of generated answers in chunks
         narrow = log_prob_bytes(rows, tokens, model.vocab, toolkit.narrow)
         return int(narrow + log_prob_bytes(1, tokens, model.vocab, entropy))
     return int(log_prob_bytes(rows, tokens, model.vocab, each + toolkit.entropy * inputs.entropy))
+
+
+def tiled_logits(job: RlJob, model: Model, *, gradients: bool) -> int:
+    """What a kernel in tiles holds, which scores answers alone, and the final norm's copies of all tokens [bytes].
+
+    TRL 1.16 trainer/utils.py, add_fused_lm_head: ``hidden_states[mask]``. The norm keeps its input in fp32 and what it
+    has normalised in its own width (modeling_qwen2.py, Qwen2RMSNorm).
+    """
+    rows, tokens = job.batch(gradients=gradients)
+    wide = str(job.training.get("precision")).endswith(("autocast", "fp32"))
+    hidden = model.embedding_dim or model.hidden
+    packed = job.inputs.micro_tokens or job.inputs.mean_length or not job.recipe.log_probs
+    scored = rows * (tokens if packed else min(tokens, job.inputs.response))
+    copies = tiled_cast_bytes(scored, model.vocab, hidden, 2) * wide
+    trained = 0 if job.lora else 6 - 2 * wide
+    tile = tiled_log_prob_bytes(scored, model.vocab, hidden * gradients, 2, trained)
+    return int(tile + copies + gradients * (8 if wide else 6) * rows * tokens * hidden)
 
 
 # verl 1dda039b workers/engine/megatron/transformer_impl.py (_lm_head_logits_processor), trainer/ppo/ray_trainer.py,

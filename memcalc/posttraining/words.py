@@ -79,6 +79,11 @@ class RlJob:
         return 0 < share <= inputs.micro_batch
 
     @property
+    def tiled(self) -> bool:
+        """Whether log-probabilities are made in tiles of logits."""
+        return self.inputs.logits == "fused" and self.toolkit.tiles and self.recipe.head
+
+    @property
     def critic(self) -> RlJob:
         """The same job with the micro-batches and checkpoints of its critic in the place of the policy's."""
         inputs = self.inputs

@@ -31,6 +31,11 @@ def _megatron(trainer: object) -> bool:
     return str(trainer).partition("@")[0] == "megatron"
 
 
+def _trains_by_trl(framework: object) -> bool:
+    """Whether a framework, of whichever release, is TRL itself."""
+    return str(framework).partition("@")[0] == "trl"
+
+
 def _taken(job: MergedJob) -> tuple[str, ...]:
     """Options of training that the job's trainer takes."""
     return (*TRAINING, *LAYOUT) if _megatron(job.facts.get("rl.trainer")) else TRAINING
@@ -48,7 +53,7 @@ def stand_in(job: MergedJob) -> None:
     facts.setdefault("rl.framework", "trl")
     if options.get("kernels") == "fused":  # Liger's, whose losses hold no logits
         facts.setdefault("rl.logits", "fused")
-    if RECIPES[job.algorithm].online and facts["rl.framework"] == "trl":
+    if RECIPES[job.algorithm].online and _trains_by_trl(facts["rl.framework"]):
         _online(job)
     lengths = [parse_tokens(facts[name], name) for name in ("rl.prompt", "rl.response") if facts.get(name)]
     if RECIPES[job.algorithm].online:
@@ -95,7 +100,7 @@ def lacking_roles(job: MergedJob) -> Iterator[tuple[str, str]]:
     facts = job.facts
     if not facts.get("rl.prompt"):
         yield "rl.prompt", "the longest prompt of the data, which TRL does not cut"
-    if facts["rl.framework"] == "trl" and not facts.get("rl.vllm") and "rl.engine" not in facts:
+    if _trains_by_trl(facts["rl.framework"]) and not facts.get("rl.vllm") and "rl.engine" not in facts:
         yield "rl.engine", "use_vllm is off, and generation by Transformers itself has no figures: vllm, to count one"
     if facts.get("rl.apart") and not facts.get("rl.engine_gpus"):
         yield "rl.engine_gpus", "a server of its own generates, on GPUs that its own command says"
@@ -112,7 +117,7 @@ def role_words(job: MergedJob, dirs: tuple[str, ...]) -> dict[str, Any]:
     keywords["gpus"] = int(options["gpus"]) + apart
     if not keywords.get("micro_tokens"):
         keywords["micro_batch"] = int(options["micro_batch"])
-    if keywords["framework"] in ("trl", "llamafactory"):
+    if _trains_by_trl(keywords["framework"]) or keywords["framework"] == "llamafactory":
         keywords |= _trl(job, keywords)
     for name in ("critic_model", "reward_model"):
         if name in keywords:
@@ -128,6 +133,8 @@ def _trl(job: MergedJob, keywords: dict[str, Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if job.options.get("framework"):
         extra["trainer"] = str(job.options["framework"])
+    if int(job.facts.get("accumulation") or 1) == 1:  # no gradients of earlier micro-batches
+        extra["mini_batch"] = keywords["micro_batch"] * int(job.options["gpus"])
     if not RECIPES[keywords["algorithm"]].online:
         return extra
     trainers = int(job.options["gpus"])

@@ -359,7 +359,8 @@ def frozen_terms(census: ModelOnGrid, ranks: Array, here: Array, replaced: Array
     base = Base(census)
     width = np.maximum(4 * census.grid.fixed.frozen_fp32, base.width)
     inputs = {"P": census.parameters, "w": width, "N": ranks}
-    unquantised = base.all_blocks + base.root - base.width * replaced
+    ends = base.root * np.where(base.width == 2, 1, 0) * any(setting.end_weight for setting in census.settings)
+    unquantised = base.all_blocks + base.root + ends - base.width * replaced
     frozen = shard(unquantised * width // base.width, ranks) * here
     quantised_as = census.grid.fixed.quantize
     title = "frozen weights" if quantised_as == "none" else f"frozen weights, {quantised_as}"

@@ -20,7 +20,7 @@ from memcalc.terms.every_k_blocks import block_copies, copies_in_part
 from memcalc.terms.fsdp2 import Units, fsdp2_terms
 from memcalc.terms.gradients import accumulates_whole
 from memcalc.terms.pipeline import engine_terms, schedule_terms
-from memcalc.terms.settings import enters_units_again
+from memcalc.terms.settings import enters_units_again, in_tiles
 from memcalc.terms.zero import zero_terms
 
 if TYPE_CHECKING:
@@ -228,6 +228,10 @@ def buffer_terms(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Term]:
         yield from autocast_terms(census)
     if census.grid.fixed.adapters is not None:
         yield from adapter_copies_terms(census)
+    if any(setting.end_weight and setting.autocast for setting in census.settings) and not in_tiles(census.grid):
+        title, source = "autocast's 16-bit copy of the head", "PEFT 0.21 utils/other.py:212; ATen/autocast_mode.cpp"
+        inputs = {"P_head": census.head}
+        yield Term("buffers", title, 2 * census.head, ("forward", "loss"), "2 · P_head", source, inputs)
     yield from workspace_terms(census, workspaces)
     yield from schedule_terms(census)
 
@@ -277,7 +281,7 @@ def autocast_terms(census: ModelOnGrid) -> Iterator[Term]:
     title, formula = "autocast's 16-bit weight copies", "2 · P_cast of blocks that are not checkpointed"
     inputs, longer = {"P_cast": saved // 2}, (*phases, "loss", "backward-last")
     yield Term("buffers", title, saved, longer, formula, source, inputs, in_events=in_events)
-    head, width = census.head * (grid.width("cached") > 0), grid.width("cached")
+    head, width = census.head * (grid.width("cached") > 0) * (not in_tiles(grid)), grid.width("cached")
     title, phases, inputs = "autocast's 16-bit copy of the head", ("forward", "loss"), {"P_head": census.head}
     yield Term("buffers", title, width * head, phases, "2 · P_head", source, inputs, in_events=in_events)
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.formulas.activations import fused_linear_loss_bytes
+from memcalc.formulas.activations import fused_linear_loss_bytes, tiled_cast_bytes, tiled_log_prob_bytes
 from memcalc.grid import column
 from memcalc.ledger import KEPT, Term
 from memcalc.specs.model import BlockGroup, Pattern
 from memcalc.terms.activations import add_all, full, groups_of, largest
 from memcalc.terms.every_k_blocks import forward_of_last
 from memcalc.terms.pipeline import boundary
-from memcalc.terms.settings import COMPILED_LOSS, one_length
+from memcalc.terms.settings import COMPILED_LOSS, in_tiles, one_length
 from memcalc.trace.template import recorded, trace_head
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def head_templates(
 
 def head_settings(census: ModelOnGrid) -> tuple[BlockConfig, ...]:
     """How the head runs: frozen where the base is, also where blocks' frozen weights are given gradients."""
-    return tuple(replace(s, trainable=census.grid.fixed.adapters is None) for s in census.settings)
+    trainable = census.grid.fixed.adapters is None
+    return tuple(replace(s, trainable=trainable, weight=s.end_weight or s.weight) for s in census.settings)
 
 
 def loss_of(grid: Grid) -> Loss:
@@ -137,10 +138,38 @@ def head_terms(census: ModelOnGrid) -> Iterator[Term]:
         yield Term("activations", title, left, ("forward", "loss"), formula, BEST_FIT, inputs, hole=True)
     if grid.fixed.loss == "fused-linear" and census.model.vocab:
         width = column([setting.compute for setting in census.settings], "precision")
+        if in_tiles(grid):
+            yield from tiled_terms(census, width)
+            return
         chunk = fused_linear_loss_bytes(grid.tokens, census.model.vocab, census.model.hidden, width) * grid.is_last
         liger = "Liger-Kernel ops/fused_linear_cross_entropy.py v0.5.0"
         formula = "(w + 4) · V · c + w · T · h"
         yield Term("activations", "loss in chunks of rows", chunk, ("forward", "loss"), formula, liger, inputs)
+
+
+TILED = "TRL 1.16 kernels/chunked_logprob.py (ChunkedLogProbFunction), trainer/utils.py (add_fused_lm_head)"
+
+
+def tiled_terms(census: ModelOnGrid, width: Array) -> Iterator[Term]:
+    """TRL's loss: a tile of logits in each pass, in backward beside fp32 gradients of head and hidden states.
+
+    Backward of the final norm comes after it, when the tile is gone: of both the larger one counts.
+    """
+    grid, vocab, last = census.grid, census.model.vocab, census.grid.is_last
+    hidden = census.model.embedding_dim or census.model.hidden
+    weight = column([setting.weight for setting in head_settings(census)], "precision")
+    copies = tiled_cast_bytes(grid.tokens, vocab, hidden, width) * (weight > width)
+    inputs = {"n": grid.tokens, "V": vocab, "h": hidden, "w": width}
+    tile = (tiled_log_prob_bytes(grid.tokens, vocab, 0, width, 0) + copies) * last
+    title, formula = "loss in tiles", "32768 · w · min(n, 4096) + casts"
+    yield Term("activations", title, tile, ("forward",), formula, TILED, inputs)
+    trained = grid.fixed.adapters is None
+    gradient = np.where(weight == 2, 6, 4) * trained
+    height = (tiled_log_prob_bytes(grid.tokens, vocab, hidden, width, gradient) + copies) * last + head_kept(census)
+    later = over_vocabularies(census, "backward_peaks")
+    bytes_ = np.maximum(height - later, weight * vocab * hidden * trained * last)
+    formula = "tile + h · (V · g + 8 · n) + kept by the final norm - its backward"
+    yield Term("activations", title, bytes_, ("loss",), formula, TILED, inputs)
 
 
 def loss_source(grid: Grid) -> str:

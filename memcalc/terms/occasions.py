@@ -29,6 +29,7 @@ from memcalc.terms.host import off_gpu_terms
 from memcalc.terms.model_on_grid import BlockCache
 from memcalc.terms.parameters import state_elements
 from memcalc.terms.pipeline import boundary
+from memcalc.terms.settings import in_tiles
 from memcalc.terms.states import in_one_buffer
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def without_gradients(census: ModelOnGrid, size: int) -> ModelOnGrid:
     grid = census.grid
     at_once = size * int(np.max(grid.degree("dp")))
     fixed = grid.fixed.model_copy(update={"global_batch": at_once, "global_tokens": 0, "longest_first": False})
-    if grid.habits.evaluation_logits and fixed.loss == "fused-linear":
+    if grid.habits.evaluation_logits and fixed.loss == "fused-linear" and not in_tiles(grid):
         fixed = fixed.model_copy(update={"loss": "standard"})
     passing = replace(grid, fixed=fixed, micro_batches=(size,), recomputes=("full",))
     return replace(census, grid=passing, blocks_cache=BlockCache())

@@ -83,6 +83,7 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         quantised_copy_kept=fixed.quantize == "int8" and release(fixed.bnb) < KEEPS_NO_COPY,
         quantised_from_half=habits.quantises_half and fixed.quantize.startswith("nf4") and precision.startswith("bf16"),
         norm_weight=4 if wide_norms else 0,
+        end_weight=4 if wide_norms and fixed.kbit_ends else 0,
         narrow=_narrow(grid, precision),
         float8_attention=fixed.float8_attention,
         float8_activation=fixed.float8_activation,
@@ -105,6 +106,11 @@ def _narrow(grid: Grid, precision: str) -> Narrow | None:
 def keeps_input(kind: str, bitsandbytes: str) -> bool:
     """Whether a product with a quantised weight keeps its input: that of 8-bit integers always does."""
     return kind == "int8" or (kind.startswith("nf4") and release(bitsandbytes) < KEEPS_NO_INPUT)
+
+
+def in_tiles(grid: Grid) -> bool:
+    """Whether the loss is TRL's, which casts a tile of the head's weight at a time and makes gradients in backward."""
+    return grid.fixed.loss == "fused-linear" and grid.fixed.tiled_loss
 
 
 def is_reentrant(grid: Grid) -> bool:

@@ -26,6 +26,7 @@ from memcalc.terms.moments import (
     updated_elements,
     widened_term,
 )
+from memcalc.terms.settings import in_tiles
 from memcalc.terms.tensors import block_matrices
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def head_gradient_term(census: ModelOnGrid, accumulates: Array) -> Term:
     elements = np.where(unsharded, census.head, census.sharded(census.head, np.int64(0), sharded_from(grid, 2)))
     width = np.where(unsharded, grid.width("compute"), census.width("gradient") * (1 - accumulates))
     phases = ("backward-last", "backward-first") if in_units else ("backward-last",)
-    if grid.fixed.loss == "fused-linear":  # it is made in the loss's forward
+    if grid.fixed.loss == "fused-linear" and not in_tiles(grid):  # it is made in the loss's forward
         phases = ("forward", "loss", *phases)
     here = 1 - offloaded_gradients(grid)
     inputs = {"w": width, "P_head": census.head}

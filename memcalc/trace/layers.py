@@ -184,6 +184,8 @@ class BlockConfig:
     """The weight was quantised from fp16, so that the product casts what it makes of it to its input's dtype."""
     norm_weight: int = 0
     """Bytes of a norm's weight; those of other weights where 0."""
+    end_weight: int = 0
+    """Bytes of an element of embedding and head; those of other weights where 0."""
     casts_input: bool = False
     """A block's fp32 input is cast to the width of its weights before anything else (FSDP 2)."""
     embedding_leaf: bool = False
@@ -231,7 +233,7 @@ class BlockConfig:
     @property
     def embedding(self) -> int:
         """Bytes of what the embedding gives to the first block, which nothing has widened yet."""
-        return min(self.weight, self.residual)
+        return min(self.end_weight or self.weight, self.residual)
 
     def quantises(self, target: str) -> bool:
         """Whether the weight of a linear layer, by the interface's word, is quantised; GPTQ leaves routers alone."""

@@ -163,7 +163,7 @@ def test_offload_is_not_the_last_word_where_a_switch_makes_it_needless() -> None
 
 
 def test_a_slow_plan_that_fits_does_not_hide_a_fast_one() -> None:
-    """Four L4 over PCIe: whole logits leave room for tensor parallelism alone, other segments for a sharded optimizer."""
+    """Four L4 over PCIe: whole logits leave room for tensor parallelism alone, other segments for more."""
     words = ["plan", "--model", "llama-3.2-3b", "--gpu", "l4", "--gpus", "4", "--framework", "deepspeed"]
     words += ["--seq-len", "2048"]
     screen = CliRunner().invoke(app, words, env={"COLUMNS": "120"}).output

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memcalc.results.posttraining import Rl
 
 JOB: dict[str, Any] = {
-    "algorithm": "grpo", "framework": "trl", "model": "qwen2.5-7b", "gpu": "h100", "gpus": 4, "prompt": 1024,
+    "algorithm": "grpo", "framework": "trl@1.14", "model": "qwen2.5-7b", "gpu": "h100", "gpus": 4, "prompt": 1024,
     "response": 4096, "prompts": 32, "samples": 8,
 }  # fmt: skip
 VERL = JOB | {"framework": "verl", "micro_tokens": 16384}
@@ -133,7 +133,7 @@ def test_what_is_impossible_without_the_other_is_one_step() -> None:
 def test_defaults_of_the_other_framework_follow() -> None:
     answer = compared("framework=verl,micro_batch=8", "framework=trl,micro_batch=8", **{**JOB, "framework": None})
     fields = {field.field: (field.before, field.after, field.follows) for field in answer.fields}
-    assert fields["framework"] == ("verl@0.10", "trl@1.10", False)
+    assert fields["framework"] == ("verl@0.10", "trl@1.15", False)
     assert fields["utilization"] == (0.5, 0.3, True)
     assert len(answer.steps) == 1
 

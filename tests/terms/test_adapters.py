@@ -417,6 +417,48 @@ def test_residual_stream_is_wide_over_a_prepared_quantised_base_but_not_before_t
 PREPARED = {"strategy.prepare_kbit": True}
 
 
+def test_qlora_prepared_by_peft_as_it_was_measured() -> None:
+    """presets/runs/trainers-h200.toml: Qwen2.5-1.5B, whose fp32 embedding is its head, of which autocast has a copy."""
+    words: dict[str, Any] = {
+        "model": "qwen2.5-1.5b", "gpu": "h200", "gpus": 1, "framework": "hf", "precision": "bf16", "quantize": "nf4-dq",
+        "lora": "16:all-linear", "adapter_dtype": "fp32", "optimizer": "paged-adamw-8bit", "attention": "cudnn",
+        "recompute": "full", "seq_len": 2048, "micro_batch": 4, "global_batch": 4, "advice": False,
+    }  # fmt: skip
+    settings = {**PREPARED, "strategy.autocast": True, "workload.lora_dropout": 0.0}
+    norms, ends = (memcalc.estimate(**words, settings={**settings, "strategy.kbit_ends": it}) for it in (False, True))
+    assert ends.peak.allocated == pytest.approx(18_642_484_736, rel=0.003)
+    tied, first = 2 * 151_936 * 1536, 2 * 8192 * 1536  # and the first block's input, which is the embedding's output
+    assert ends.peak.allocated - norms.peak.allocated == pytest.approx(2 * tied + first, rel=0.001)
+
+
+def test_what_peft_casts_of_a_head_of_its_own() -> None:
+    """PEFT 0.21 utils/other.py:209 casts what is not in 4 bits: two matrices of Llama 3.1 8B, one with a copy."""
+    words: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "gpus": 1, "lora": "16", "quantize": "nf4"}
+    words |= {"framework": "hf", "precision": "bf16", "recompute": "full", "advice": False}
+    narrow, wide = (
+        {term.name: term.bytes for term in memcalc.estimate(**words, settings=settings).terms}
+        for settings in (
+            {**PREPARED, "strategy.autocast": True},
+            {**PREPARED, "strategy.autocast": True, "strategy.kbit_ends": True},
+        )
+    )
+    matrix = 2 * 128_256 * 4096
+    assert wide["frozen weights, nf4"] - narrow["frozen weights, nf4"] == 2 * matrix + 2 * 4096
+    assert wide["autocast's 16-bit copy of the head"] == pytest.approx(matrix, rel=1e-4)
+    assert "first block's input, which is 16-bit" not in wide
+
+
+def test_peft_casts_all_that_is_not_quantised() -> None:
+    """Its own function on a real model in 16 bits, of whose layers none is packed: all of them are fp32 after it."""
+    peft = pytest.importorskip("peft")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 64}
+    few = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_key_value_heads=2)).bfloat16()
+    prepared = peft.prepare_model_for_kbit_training(few, use_gradient_checkpointing=False)
+    assert {prepared.get_input_embeddings().weight.element_size(), prepared.lm_head.weight.element_size()} == {4}
+
+
 def test_hooks_of_fsdp_1_hold_the_checkpoints_of_a_frozen_base() -> None:
     words = {"recompute": "full", "gpus": 2, "zero": 3}
     with_adapters, full = ({t.name: t.bytes for t in estimate(**words, **w).terms} for w in ({"lora": "16"}, {}))

@@ -100,3 +100,33 @@ def test_ligers_cross_entropy_is_given_the_fp32_copy_of_transformers(adapters: s
         global_batch=1, recompute="full", attention="flash", loss="fused-kernel", kernels="fused", lora=adapters,
     )  # fmt: skip
     assert answer.peak.allocated == pytest.approx(published * 2**30, rel=0.02)
+
+
+def test_the_loss_of_trl_in_tiles_as_it_was_measured() -> None:
+    """SFTTrainer of TRL 1.16 on an H200 (trainers-h200/sft-qwen15b-bf16w-none-4x1024), at its height in the loss.
+
+    It has the head's gradient in fp32 and in 16 bits beside a tile, of 4 tokens less, as a row's last has no label.
+    """
+    words: dict[str, Any] = {
+        "model": "qwen2.5-1.5b", "gpu": "h200", "gpus": 1, "framework": "hf", "precision": "bf16", "seq_len": 1024,
+        "micro_batch": 4, "global_batch": 4, "optimizer_impl": "fused", "recompute": "none", "attention": "cudnn",
+        "loss": "fused-linear", "advice": False,
+    }  # fmt: skip
+    tiled = memcalc.estimate(**words, settings={"strategy.autocast": True, "strategy.tiled_loss": True})
+    assert tiled.peak.phase == "loss"
+    assert tiled.peak.allocated == pytest.approx(23_000_742_400, rel=0.003)
+    size = {term.phases: term.bytes for term in tiled.terms if term.name == "loss in tiles"}
+    assert size["forward",] == 268_173_312 + 4 * 65_536
+    liger = memcalc.estimate(**words, settings={"strategy.autocast": True})
+    assert liger.peak.allocated < 0.96 * tiled.peak.allocated
+
+
+def test_a_head_that_is_cast_tile_by_tile_has_no_copy_of_its_own() -> None:
+    """TRL 1.16 kernels/chunked_logprob.py: w_chunk, in place of what autocast keeps of a whole fp32 head."""
+    words: dict[str, Any] = {"model": "qwen2.5-0.5b", "gpu": "h200", "gpus": 1, "framework": "hf", "seq_len": 1024}
+    words |= {"precision": "bf16-autocast", "loss": "fused-linear", "advice": False}
+    names = {
+        tiled: {term.name for term in memcalc.estimate(**words, settings={"strategy.tiled_loss": tiled}).terms}
+        for tiled in (True, False)
+    }
+    assert names[False] - names[True] == {"autocast's 16-bit copy of the head", "loss in chunks of rows"}

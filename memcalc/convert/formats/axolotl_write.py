@@ -143,6 +143,7 @@ def _kernels(job: ConfigJob) -> dict[str, Any]:
     job.require(plan.flash_version != 1, "strategy.flash_version", FLASH)
     job.require(plan.compile in ("none", "model"), "compile", "axolotl compiles none or model")
     job.require_one_of("loss", ("standard", "chunked", "fused-kernel", "fused-linear"), "axolotl has")
+    job.require(not plan.tiled_loss, "strategy.tiled_loss", "axolotl has Liger's loss")
     job.require(plan.kernels in ("model", "fused"), "kernels", "axolotl has model and fused")
     fused = plan.kernels == "fused" or None
     liger = fused or plan.loss in ("fused-linear", "fused-kernel")

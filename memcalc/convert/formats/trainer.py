@@ -183,9 +183,10 @@ def _kernels(reader: ConfigReader, trl: bool) -> None:
         if 0 < len(left_out) < len(LIGER_KERNELS):
             reader.note("warning", "MC002", "liger_kernel_config", "kernels that are left out count as fused too")
     if trl:
-        message = "SFTTrainer makes no whole logits: its loss is counted as Liger's fused one"
+        message = "SFTTrainer makes no whole logits: counted in tiles, as of TRL 1.15; older ones made small chunks"
         reader.note("note", "MC004", "loss_type", message)
         reader.set("loss", "fused-linear", "loss_type")
+        reader.set("strategy.tiled_loss", True, "loss_type")
     elif on:
         linear = table.get("fused_linear_cross_entropy", True)
         kernel = "fused-kernel" if table.get("cross_entropy") else "standard"

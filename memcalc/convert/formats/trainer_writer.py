@@ -175,6 +175,7 @@ def _kernels(job: ConfigJob) -> dict[str, Any]:
     job.require(plan.kernels in {"model", "fused"}, "kernels", "the Trainer has Liger's, or the model's own")
     losses = {"fused-linear": {}, "fused-kernel": {"cross_entropy": True}, "standard": {"cross_entropy": False}}
     job.require(plan.loss in losses, "loss", "the Trainer has standard, fused-kernel and fused-linear")
+    job.require(not plan.tiled_loss, "strategy.tiled_loss", "the Trainer has Liger's loss")
     if not fused and plan.loss == "standard":
         return {"use_liger_kernel": False}
     chosen = {name: False for name in LIGER_KERNELS if not fused}
