@@ -258,7 +258,7 @@ class StepWriter(PassingTerms):
         self.units.leave_backward(self.first_unit, [*made, *([] if self.split else head)], 0 if self.split else last)
 
     def _added(self, head: list[int], matrix: int, gradient: int) -> int:
-        """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast.
+        """The sum of a tied weight's two gradients, out of place unless one of them is a tensor of its own.
 
         The ``gradient`` of the embedding's output goes when the lookup's backward returns, before the sum.
         """
