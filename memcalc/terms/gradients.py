@@ -146,6 +146,13 @@ def added_in_place(census: ModelOnGrid) -> Array:
     return np.asarray(~tensors & (cast | (grid.fixed.loss == "fused-linear"))).astype(np.int64)
 
 
+def made_in_forward(census: ModelOnGrid) -> Array:
+    """Elements of the head where the loss has the head in it, and makes the gradients of both in its forward."""
+    fixed = census.grid.fixed
+    here = fixed.loss == "fused-linear" and (fixed.adapters is None or "head" in fixed.also_train)
+    return np.asarray((census.head - model_count(census.model).final_norm) * here)
+
+
 def whole(grid: Grid) -> Array:
     """1 where embedding and head are one weight of a rank, and not a part of one."""
     sharded = grid.zero_from(2) & (grid.habits.gather == "blocks")

@@ -19,9 +19,13 @@ LIGER = ("norms", "mlp")
 
 @pytest.mark.parametrize("name", ["liger-qwen15b-bf16w-2x4096", "liger-llama1b-bf16w-gc-4x4096"])
 def test_a_trainer_with_ligers_kernels_allocates_what_was_measured(name: str) -> None:
-    """Three tensors of the MLP's width in each block, kept or computed again: with a fourth 15.8% and 4.6% more."""
+    """Three tensors of the MLP's width in each block, kept or computed again: with a fourth 15.8% and 4.6% more.
+
+    The loss makes the head's gradient, which waits for the embedding's: 3.1% and 5.5% are reserved less without it.
+    """
     [run] = [run for run in read_runs([str(RUNS / "trainers-h200.toml")]).run if run.id.endswith(name)]
     assert predict(run).peak.allocated == pytest.approx(run.measured.allocated, rel=1e-3)
+    assert predict(run).peak.reserved == pytest.approx(run.measured.reserved, rel=0.025)
 
 
 def of_width(template: Template, ffn: int) -> tuple[int, int]:
