@@ -188,7 +188,7 @@ HF = like(
     autocasts_half=True,
     whole_accumulation=True,
     wraps_replicas=True,  # trainer.py passes no gradient_as_bucket_view on; False in Accelerate's own default
-    losses=losses.HUGGING_FACE,
+    losses=losses.TRAINER,
     source="transformers 5.23 loss/loss_utils.py, integrations/moe.py; 5.0 modeling_utils.py: use_reentrant is False",
 )
 HF_449 = like(
@@ -251,7 +251,7 @@ DDP = like(
     checkpoints_first=True,  # the Trainer's own
     gradient_copy=True,
     autocasts_half=True,  # the Trainer's own, too
-    losses=losses.HUGGING_FACE,
+    losses=losses.TRAINER,
     source="torch/nn/parallel/distributed.py, torch 2.13",
 )
 
