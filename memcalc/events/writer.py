@@ -13,7 +13,7 @@ from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParam
 from memcalc.ledger import ALWAYS
 from memcalc.terms.buffers import copies_reduced, held_by_replicas, prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
-from memcalc.terms.gradients import added_in_place, tied_matrix
+from memcalc.terms.gradients import added_in_place, made_in_forward, tied_matrix
 from memcalc.terms.head import head_templates
 from memcalc.terms.order import unread
 from memcalc.terms.pipeline import blocks_before_backward, in_flight
@@ -52,6 +52,7 @@ class StepWriter(PassingTerms):
         self.observed = observed
         self.runs: dict[int, list[list[Run]]] = {}
         self.heads: dict[int, Run] = {}
+        self.made: dict[int, list[int]] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
         self.sent: Run | None = None
         self.shared: list[int] = []
@@ -175,6 +176,9 @@ class StepWriter(PassingTerms):
         self.heads[index] = run = Run(
             self.head, self._sizes(self.widths[-1], self.head), self._added_by(self.widths[-1])
         )
+        # A loss with the head in it makes the head's gradient in its forward
+        size = self.scalar(made_in_forward(self.census)) * self.gradient_width
+        self.made[index] = [self.log.alloc(size, COMPUTE, "gradient of the head")]
         self.log.free(run.forward(self.log, x, partial(self.units.hand_over, self.last_unit)))
 
     def _backward(self, index: int) -> None:
@@ -195,6 +199,9 @@ class StepWriter(PassingTerms):
             owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
             product = partial(self._first_product, "backward")
             gradient = self.heads.pop(index).backward(self.log, 0, owner, gather, product)
+            head += self.made.pop(index)
+            if owner is None:
+                self.log.free_all(head)
         else:
             gradient = self.log.alloc(self._input_bytes(), COMPUTE, "gradient from the next stage")
         self._first_product("backward")
@@ -258,7 +265,7 @@ class StepWriter(PassingTerms):
         self.units.leave_backward(self.first_unit, [*made, *([] if self.split else head)], 0 if self.split else last)
 
     def _added(self, head: list[int], matrix: int, gradient: int) -> int:
-        """The sum of a tied weight's two gradients, out of place unless autocast has made one of them by a cast.
+        """The sum of a tied weight's two gradients, out of place unless one of them is a tensor of its own.
 
         The ``gradient`` of the embedding's output goes when the lookup's backward returns, before the sum.
         """

@@ -34,6 +34,7 @@ DEEPSPEED = Habits(
     checkpoints_first=True,  # the Trainer's own
     casts_adapters=True,  # runtime/engine.py, _configure_distributed_model: module.bfloat16(), module.half()
     reentrant=True,
+    in_place_kernels=("norms", "mlp"),  # with a Trainer that has Liger's
     losses={**losses.HUGGING_FACE, "parallel": losses.MEGATRON_PIPE},
     source="deepspeed/runtime/zero/config.py edaa722: reduce_bucket_size, overlap_comm, max_live_parameters",
 )
@@ -50,11 +51,13 @@ DEEPSPEED_13 = like(
     DEEPSPEED_17,
     "deepspeed",
     zero_optimizer=Zero(contiguous_from=1, wide_without_zero=True, late_moments=True, staged_weights=False),
+    in_place_kernels=(),
 )
 DEEPSPEED_06 = like(
     DEEPSPEED_17,
     "deepspeed",
     zero_optimizer=Zero(overflow_at_once=False, wide_without_zero=True, staged_weights=False),
+    in_place_kernels=(),
     losses={**DEEPSPEED.losses, "standard": losses.HF_445},
     calls_sdpa=False,  # with Transformers before 4.36
     source="deepspeed/runtime/engine.py v0.12.3, _configure_zero_optimizer: stage 1 ignores contiguous_gradients",

@@ -180,7 +180,7 @@ HF = like(
     "hf",
     zero=(0, 3, 2),
     capabilities=support.HF,
-    in_place_kernels=True,
+    in_place_kernels=("norms", "mlp"),
     optimizer_impl="fused",  # training_args.py: adamw_torch_fused
     # Accelerate 1.15, utils/dataclasses.py (set_mixed_precision) and accelerator.py (prepare_model, no_sync)
     reduces_as="compute",
@@ -188,7 +188,7 @@ HF = like(
     autocasts_half=True,
     whole_accumulation=True,
     wraps_replicas=True,  # trainer.py passes no gradient_as_bucket_view on; False in Accelerate's own default
-    losses=losses.HUGGING_FACE,
+    losses=losses.TRAINER,
     source="transformers 5.23 loss/loss_utils.py, integrations/moe.py; 5.0 modeling_utils.py: use_reentrant is False",
 )
 HF_449 = like(
@@ -204,6 +204,7 @@ HF_449 = like(
 HF_446 = like(
     HF_449,
     "hf",
+    in_place_kernels=("norms",),  # as in its loss: fms-acceleration's, which leave the MLP to the class
     losses={**losses.HUGGING_FACE, "standard": losses.HF_446, "fused-kernel": losses.HF_446_IN_PLACE},
     source=losses.HF_446.source,
 )
@@ -250,7 +251,7 @@ DDP = like(
     checkpoints_first=True,  # the Trainer's own
     gradient_copy=True,
     autocasts_half=True,  # the Trainer's own, too
-    losses=losses.HUGGING_FACE,
+    losses=losses.TRAINER,
     source="torch/nn/parallel/distributed.py, torch 2.13",
 )
 

@@ -298,8 +298,8 @@ class Habits:
     """Liger's fused loss makes whole logits in an evaluation: nothing tells it to skip them (before April 2026)."""
     expert_modules: bool = False
     """Each routed expert is a module with weights of its own, not a part of stacked ones (litgpt)."""
-    in_place_kernels: bool = False
-    """Fused norms and rotary embeddings write over the memory of their input or gradient (Liger, unsloth)."""
+    in_place_kernels: tuple[str, ...] = ()
+    """Fused kernels that write over what they are given: norms (and rotary embeddings; Liger, unsloth), mlp (Liger)."""
     own_code: OwnCode | None = None
     """How the framework's own model code writes every architecture; None where it runs the model's own class."""
     allocator: str = "caching"

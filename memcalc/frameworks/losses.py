@@ -27,6 +27,8 @@ class Loss:
     """The logits are shifted, as a contiguous copy, instead of the labels."""
     by_class: bool = False
     """Each class has its own code for it, and some leave 16-bit logits as they are."""
+    widened: bool = False
+    """Under autocast 16-bit logits are copied to fp32 once more, as the model returns them beside the loss."""
     chunks: int = 1
     """Parts of the rows that go through the loss one after another."""
     rows: int = 0
@@ -108,3 +110,10 @@ TRITON = Loss("in-place", upcast="none", source="TransformerEngine pytorch/cross
 
 HUGGING_FACE = {"standard": HF_NEW, "fused-kernel": HF_IN_PLACE, "chunked": CHUNKED}
 """Losses of the Transformers library's newest release, by the interface's names."""
+_RETURNED = "; Accelerate 1.15, utils/operations.py: ConvertOutputsToFp32, where accelerator.py has native_amp"
+TRAINER = {
+    **HUGGING_FACE,
+    "standard": replace(HF_NEW, widened=True),
+    "fused-kernel": replace(HF_IN_PLACE, widened=True, source=_CAST + _RETURNED),
+}
+"""The same under Accelerate's autocast, which DeepSpeed does without. The standard loss has room for the copy."""

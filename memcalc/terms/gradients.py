@@ -12,7 +12,8 @@ Source: Megatron-LM b4bc51b ``megatron/model/distributed.py`` (``allreduce_gradi
 Gradients of a weight that is both embedding and head, on ranks that keep it whole.
 
 Autograd hands a weight's gradient on when all its uses have given theirs: the head's waits for the embedding's through
-the whole of backward. The engine adds the two out of place, since the head's is a transposed view.
+the whole of backward. The engine adds the two out of place, since the head's is a transposed view, unless a cast or a
+loss that has the head in it has made the head's anew.
 
 Source: PyTorch 2.13 ``torch/csrc/autograd/input_buffer.cpp`` (accumulate) and ``functions/accumulate_grad.h``.
 
@@ -134,14 +135,22 @@ def tied_matrix(census: ModelOnGrid) -> Array:
 
 
 def added_in_place(census: ModelOnGrid) -> Array:
-    """1 where the engine adds a tied weight's gradients into the head's: a cast under autocast has made that anew.
+    """1 where the engine adds a tied weight's gradients into the head's: it is a tensor of its own, and no view.
 
-    DTensors, which FSDP 2's weights are under tensor parallelism, are added out of place.
+    So it is where autocast's 16-bit copy of a wider weight casts it back, and where the loss has made it. DTensors,
+    which FSDP 2's weights are under tensor parallelism, are added out of place.
     """
     grid = census.grid
     tensors = (grid.degree("tp") > 1) & (grid.habits.gather == "blocks") & (not grid.habits.flat_units)
-    cast = column([setting.autocast for setting in census.settings], "precision", bool)
-    return np.asarray(~tensors & cast).astype(np.int64)
+    cast = column([setting.compute != setting.weight for setting in census.settings], "precision", bool)
+    return np.asarray(~tensors & (cast | (grid.fixed.loss == "fused-linear"))).astype(np.int64)
+
+
+def made_in_forward(census: ModelOnGrid) -> Array:
+    """Elements of the head where the loss has the head in it, and makes the gradients of both in its forward."""
+    fixed = census.grid.fixed
+    here = fixed.loss == "fused-linear" and (fixed.adapters is None or "head" in fixed.also_train)
+    return np.asarray((census.head - model_count(census.model).final_norm) * here)
 
 
 def whole(grid: Grid) -> Array:

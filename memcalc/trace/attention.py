@@ -213,7 +213,7 @@ def rotary(
     tape: Tape, x: Tensor, spec: Attention, setting: BlockConfig, name: str, tables: Sequence[Tensor] = ()
 ) -> Tensor:
     """The rotary embedding: its result stays, and ``tables`` that the block made, which need no gradient."""
-    if setting.kernels != "model" and setting.in_place:
+    if setting.kernels != "model" and "norms" in setting.in_place:
         return ops.shifted(tape, x, name, in_place=True)
     if setting.compiled or setting.kernels != "model" or setting.rotary == "fused":
         wide = ops.plain(tape, ops.cast(tape, x, 4, f"{name} fp32"), f"{name} fp32, rotated")

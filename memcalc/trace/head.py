@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
 from memcalc.trace.entry import run_tail
-from memcalc.trace.layers import BlockConfig, gathered, linear, norm
+from memcalc.trace.layers import WIDE, BlockConfig, gathered, linear, norm
 from memcalc.trace.parallel_linear import output_layer
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
@@ -39,7 +39,7 @@ def run_head(
     logits = [_logits(tape, x, vocab, setting, shard, softcap=softcap, scaled=scaled)]
     if loss.upcast != "model":
         logits.append(_handed_over(tape, logits.pop()))
-    return cross_entropy(tape, logits.pop(), loss, before)
+    return cross_entropy(tape, logits.pop(), loss, before, widened=loss.widened and setting.autocast)
 
 
 def _handed_over(tape: Tape, logits: Tensor) -> Tensor:
@@ -85,8 +85,13 @@ def _logits(
     return ops.softcap(tape, logits, "logits") if softcap else logits
 
 
-def cross_entropy(tape: Tape, logits: Tensor, loss: Loss, before: list[Tensor] | None = None) -> Tensor:
-    """The loss of the logits; the caller holds them until the loss is known, and ``before`` until it is given them."""
+def cross_entropy(
+    tape: Tape, logits: Tensor, loss: Loss, before: list[Tensor] | None = None, *, widened: bool = False
+) -> Tensor:
+    """The loss of the logits; the caller holds them until the loss is known, and ``before`` until it is given them.
+
+    ``widened``: what the model returns beside the loss is copied to fp32, while the 16-bit logits are still there.
+    """
     live = [] if loss.upcast == "model" else [logits]
     all_rows = loss.upcast == "model" or (loss.upcast == "loss" and loss.chunks == 1)
     wide = ops.cast(tape, logits, 4, "logits, fp32") if all_rows else logits
@@ -105,7 +110,11 @@ def cross_entropy(tape: Tape, logits: Tensor, loss: Loss, before: list[Tensor] |
     if loss.observed:
         tape.new("one more generation of logits", wide.size, "observed")
     del wide
-    while live:  # fp32 logits are the loss function's own and go with it; the caller's follow
+    while len(live) > 1:  # fp32 logits are the loss function's own and go with it; the caller's follow
+        live.pop()
+    if widened and live[0].size.width < WIDE:
+        live.insert(0, tape.new("returned logits, fp32", live[0].size.wide(WIDE)))
+    while live:
         live.pop()
     return out
 

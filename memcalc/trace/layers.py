@@ -13,6 +13,8 @@ from memcalc.trace.checkpoint import Rerun
 from memcalc.trace.tape import Grads, Leaf, Shard, Size, Tape, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memcalc.specs.block import Norm
 
 
@@ -201,14 +203,20 @@ class BlockConfig:
     """A gated activation keeps its input in 8 bits."""
     transposes_weights: bool = False
     """An 8-bit weight is transposed for each backward anew."""
-    in_place: bool = False
-    """Fused norms and rotary embeddings write over their input's memory, in forward or backward (Liger, unsloth)."""
+    in_place: tuple[str, ...] = ()
+    """Fused kernels that write over their input's memory, in forward or backward: norms (and rotary embeddings; Liger,
+    unsloth), mlp (its gated product; Liger)."""
 
     @property
     def fuses_mlp(self) -> bool:
         """A frozen dense MLP's activation reads and writes what its products are given and give, quantised."""
         lora = self.lora
         return lora is not None and bool(lora.classes) and lora.kernels == "fused" and self.narrow is not None
+
+    def gate_kernel(self, activation: str) -> Callable[[Tape, Tensor, Tensor, str], Tensor] | None:
+        """The one function of a gated MLP's activation and product, where they are no operators of their own."""
+        fused = self.kernels == "fused" and "mlp" in self.in_place and activation in ("silu", "gelu", "gelu_tanh")
+        return ops.recomputed_product if self.compiled else ops.gated_in_place if fused else None
 
     @property
     def narrow_once(self) -> Narrow | None:
@@ -287,9 +295,9 @@ def norm(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, gro
 def _one_kernel(tape: Tape, x: Tensor, spec: Norm, setting: BlockConfig, name: str, statistics: int) -> Tensor:
     """``native_layer_norm`` or a fused RMSNorm: keeps its input and one or two fp32 numbers a token."""
     wide, narrow = spec.kind == "layernorm" and spec.scale == "wide" and not setting.compiled, x.size.width
-    if wide or (setting.autocast and not (setting.in_place and spec.kind == "rmsnorm")):
+    if wide or (setting.autocast and not ("norms" in setting.in_place and spec.kind == "rmsnorm")):
         x = ops.cast(tape, x, 4, f"{name} input, fp32")
-    size, in_place = x.size, setting.in_place and spec.kind == "rmsnorm"
+    size, in_place = x.size, "norms" in setting.in_place and spec.kind == "rmsnorm"
     stats = tape.new(f"{name} statistics", size._replace(elements=statistics, width=4, label=str(statistics)))
     weights = Size(x.size.elements * spec.vectors, 1, "once")
     leaf = Leaf(f"{name} weight", keep=True) if setting.trainable and spec.vectors else None

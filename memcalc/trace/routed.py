@@ -46,13 +46,13 @@ def gated(tape: Tape, x: Tensor, spec: Mlp, setting: BlockConfig, name: str) -> 
         both = linear(tape, x, setting, f"{name} gate and up", 2 * spec.ffn, "2·f", "tp")
         gate, up = ops.split(tape, both, [spec.ffn, spec.ffn], ["f", "f"], f"{name} gate and up")
         del both
-        if setting.compiled:
-            return ops.recomputed_product(tape, gate, up, f"{name} product")
+        if kernel := setting.gate_kernel(spec.activation):
+            return kernel(tape, gate, up, f"{name} product")
         return ops.mul(tape, up, activation(tape, gate, spec.activation, setting, name), f"{name} product")
     gate = linear(tape, x, setting, f"{name} gate", spec.ffn, "f", "tp")
-    if setting.compiled:
+    if kernel := setting.gate_kernel(spec.activation):
         up = linear(tape, x, setting, f"{name} up", spec.ffn, "f", "tp")
-        return ops.recomputed_product(tape, gate, up, f"{name} product")
+        return kernel(tape, gate, up, f"{name} product")
     gate = activation(tape, gate, spec.activation, setting, name)
     return ops.mul(tape, gate, linear(tape, x, setting, f"{name} up", spec.ffn, "f", "tp"), f"{name} product")
 

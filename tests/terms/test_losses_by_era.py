@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import memcalc
 from memcalc import catalog
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.frameworks import habits_of
+from memcalc.runs import read_runs
 from memcalc.specs.block import Norm
 from memcalc.specs.model import Tail
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import Sum, trace_head
+from memcalc.validation import predict
 
 VOCAB = 1_000_000
 TABLE = [
@@ -130,3 +133,64 @@ def test_a_head_that_is_cast_tile_by_tile_has_no_copy_of_its_own() -> None:
         for tiled in (True, False)
     }
     assert names[False] - names[True] == {"autocast's 16-bit copy of the head", "loss in chunks of rows"}
+
+
+RUNS = Path(__file__).resolve().parents[2] / "presets" / "runs"
+
+
+def returned_height(loss: str, *, autocast: bool) -> float:
+    """Return bytes a token and entry of the vocabulary at the height of forward, by the code of both libraries.
+
+    A function that keeps its logits stands in for Liger's, which writes the gradient over them.
+    """
+    torch, operations = pytest.importorskip("torch"), pytest.importorskip("accelerate.utils.operations")
+    losses = pytest.importorskip("transformers.loss.loss_utils")
+    from memcalc.probe.live.saved import Where
+    from memcalc.probe.live.timeline import Timeline
+
+    class InPlace(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(ctx: Any, logits: Any) -> Any:
+            """Keep the logits."""
+            ctx.save_for_backward(logits.detach())
+            return logits.new_zeros(())
+
+    tokens, vocab, hidden = 512, 2048, 2
+    x, labels = torch.zeros(1, tokens, hidden, dtype=torch.bfloat16), torch.zeros(1, tokens, dtype=torch.long)
+    weight = torch.nn.Parameter(torch.zeros(vocab, hidden, dtype=torch.bfloat16))
+
+    def forward() -> dict[str, Any]:
+        logits = torch.nn.functional.linear(x, weight)
+        return {"loss": losses.ForCausalLMLoss(logits, labels, vocab), "logits": logits}
+
+    run = operations.convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(forward)) if autocast else forward
+    with pytest.MonkeyPatch.context() as patch:
+        if loss == "fused-kernel":
+            patch.setattr(torch.nn.functional, "cross_entropy", lambda logits, *_, **__: InPlace.apply(logits))
+        with Timeline(Where(torch.nn.Module(), [])) as line:
+            run()
+    return max(event.live for event in line.events) / (tokens * vocab)
+
+
+@pytest.mark.parametrize(
+    ("loss", "autocast", "expected"),
+    [("fused-kernel", True, 10), ("fused-kernel", False, 6), ("standard", True, 10), ("standard", False, 10)],
+)
+def test_logits_that_accelerate_widens_beside_those_of_the_loss(loss: str, autocast: bool, expected: int) -> None:
+    """The standard loss has let go of its fp32 copy by then, which Liger's writes its gradient over and keeps."""
+    assert returned_height(loss, autocast=autocast) == pytest.approx(expected, abs=0.05)
+    heights = {}
+    for framework in ("hf", "deepspeed"):
+        how, setting = habits_of(framework).losses[loss], BlockConfig(autocast=autocast)
+        head = trace_head(8, Norm(), VOCAB, setting, how, "gathered", Tail())
+        heights[framework] = max(map(of_vocabulary, head.forward_peaks))
+    # DeepSpeed's engine does without Accelerate's autocast (accelerator.py: native_amp)
+    assert heights == {"hf": expected, "deepspeed": 6 if loss == "fused-kernel" else 10}
+
+
+def test_ligers_cross_entropy_under_accelerate_allocates_and_reserves_what_was_measured() -> None:
+    """Of 21.87 GiB 4.6 are the copy that the model returns."""
+    [run] = [run for run in read_runs([str(RUNS / "trainers-h200.toml")]).run if "liger-ce-" in run.id]
+    peak = predict(run).peak
+    assert peak.allocated == pytest.approx(run.measured.allocated, rel=2e-3)
+    assert peak.reserved == pytest.approx(run.measured.reserved, rel=2e-3)
