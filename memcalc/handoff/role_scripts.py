@@ -296,8 +296,11 @@ def _trl_flags(job: RlJob) -> dict[str, Any]:
             if targets != "all-linear":
                 raise CombinationError("lora", job.training["lora"], "TRL's adapters are written on all-linear")
             flags["lora_target_modules"] = targets
-    if job.inputs.logits == "fused":
+    fused, tiled = job.inputs.logits == "fused", job.inputs.algorithm in job.toolkit.fuses
+    if fused and not tiled:
         raise CombinationError("logits", "fused", "it is not written for TRL: Liger's kernels change more than logits")
+    if tiled and not fused:
+        raise CombinationError("logits", "plain", "TRL has none since 1.15: give --framework trl@1.14")
     return flags
 
 

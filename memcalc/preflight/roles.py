@@ -133,7 +133,8 @@ def _trl(job: MergedJob, keywords: dict[str, Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if job.options.get("framework"):
         extra["trainer"] = str(job.options["framework"])
-    if int(job.facts.get("accumulation") or 1) == 1:  # no gradients of earlier micro-batches
+    origin = job.origins.get("accumulation")
+    if origin and not origin[1].default and int(job.facts["accumulation"]) == 1:  # no gradients of earlier ones
         extra["mini_batch"] = keywords["micro_batch"] * int(job.options["gpus"])
     if not RECIPES[keywords["algorithm"]].online:
         return extra

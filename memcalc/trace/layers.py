@@ -204,8 +204,7 @@ class BlockConfig:
     transposes_weights: bool = False
     """An 8-bit weight is transposed for each backward anew."""
     in_place: tuple[str, ...] = ()
-    """Fused kernels that write over their input's memory, in forward or backward: norms (and rotary embeddings; Liger,
-    unsloth), mlp (its gated product; Liger)."""
+    """Fused kernels that write over their input's memory, as :attr:`memcalc.frameworks.Habits.in_place_kernels`."""
 
     @property
     def fuses_mlp(self) -> bool:

@@ -19,6 +19,8 @@ from memcalc.results.posttraining import Rl
 SHARED: dict[str, Any] = {"model": "qwen2.5-0.5b", "gpu": "h100", "gpus": 4, "prompt": 512, "response": 768}
 VERL: dict[str, Any] = {**SHARED, "algorithm": "grpo", "framework": "verl"}
 TRL: dict[str, Any] = {**SHARED, "framework": "trl", "micro_batch": 2}
+HALVES: dict[str, Any] = {"prompt": 512, "response": 512}
+"""As a file of pairs is read, which says their length alone."""
 ONLINE: dict[str, Any] = {**TRL, "algorithm": "grpo", "samples": 4, "max_seqs": 16, "engine_tp": 2}
 ALONE: dict[str, Any] = {"trainer": "hf", "gpus": 1, "precision": "bf16-autocast", "optimizer_impl": "fused"}
 JOBS = {
@@ -48,9 +50,9 @@ JOBS = {
     "trl, GRPO": {**ONLINE, "sleep": "2", "reference": True},
     "trl, a step": {**TRL, "algorithm": "grpo", "prompts": 64, "samples": 4, "engine_tp": 2, "sleep": "2"},
     "trl, RLOO": {**ONLINE, "algorithm": "rloo", "zero": 2, "reference": False, "utilization": 0.2},
-    "trl, DPO": {**TRL, "algorithm": "dpo", "lora": 8, "adapter_dtype": "bf16", "precision": "bf16-mixed"},
+    "trl, DPO": {**TRL, **HALVES, "algorithm": "dpo", "lora": 8, "adapter_dtype": "bf16", "precision": "bf16-mixed"},
     "trl, DPO alone": {**TRL, **ALONE, "algorithm": "dpo", "reference": False},
-    "trl, KTO": {**TRL, "algorithm": "kto", "recompute": "none"},
+    "trl, KTO": {**TRL, **HALVES, "algorithm": "kto", "recompute": "none"},
     "trl, ORPO": {**TRL, "algorithm": "orpo"},
     "trl, reward": {**TRL, "algorithm": "reward", **ALONE, "trainer": "ddp", "gpus": 4},
 }

@@ -197,7 +197,7 @@ def test_what_is_over_has_no_colour_of_a_part() -> None:
     assert "swatch free" not in drawn
 
 
-GRPO = "--algorithm grpo --framework trl --model qwen2.5-7b --gpu h100 --gpus 8 --prompt 1k --response 1k"
+GRPO = "--algorithm grpo --framework trl@1.14 --model qwen2.5-7b --gpu h100 --gpus 8 --prompt 1k --response 1k"
 
 
 @pytest.mark.parametrize("line", [f"ladder {GRPO}", f"diff micro_batch=8 logits=fused {GRPO}"])
