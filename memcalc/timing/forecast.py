@@ -15,7 +15,7 @@ from memcalc.specs.step_time import FEWEST
 from memcalc.terms.adapters import active_adapters
 from memcalc.terms.parameters import mixing_flops, model_count
 from memcalc.terms.tensors import outside_matrices
-from memcalc.timing.rates import hardware_of, peak_flops, table_for
+from memcalc.timing.rates import ANY, VIRTUAL, hardware_of, peak_flops, rates_for, table_for
 from memcalc.timing.times import seconds
 from memcalc.timing.work import work_of
 
@@ -75,10 +75,24 @@ def forecast(census: ModelOnGrid, gpu: GPU, node: Node, step: float) -> Forecast
         mfu=mfu if mfu <= 1 else hfu,
         hfu=hfu,
         low=step * (1 + span.low),
-        high=step * (1 + span.high),
+        high=step * (1 + span.high) * on_a_slow_host(census, gpu, node),
         validated=span.coverage > 0 and not basis.startswith("not validated"),
         basis=basis,
     )
+
+
+def on_a_slow_host(census: ModelOnGrid, gpu: GPU, node: Node) -> float:
+    """How many times as long one process takes where its host launches as slowly as the slowest that was measured.
+
+    A host that was measured is known, and of processes that wait for each other its launches are part of the fit.
+    """
+    work, rates, table = work_of(census, node), rates_for(gpu, census.grid), table_for(gpu)
+    if table.own_runs or not work.alone.all():
+        return 1.0
+    slower = replace(rates, launch=rates.launch * table.value("launch", VIRTUAL) / table.value("launch", ANY))
+    hardware = hardware_of(gpu, node, census.grid)
+    usual, slow = (float(seconds(work, hardware, each).step.item()) for each in (rates, slower))
+    return slow / usual
 
 
 def hardware_flops(census: ModelOnGrid, node: Node) -> float:

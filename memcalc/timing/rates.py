@@ -25,6 +25,8 @@ SLOWEST_NETWORK = 12.5e9
 """Of a node whose preset has no network [bytes/s a GPU]: one port of 100 Gb/s."""
 ANY = "any"
 """What a constant speaks of where nothing closer is known."""
+VIRTUAL = "virtual machine"
+"""Where the probe's suite ran: it launches half as fast as the host of Qwen's A100, on which nothing is fitted."""
 
 
 GRAPHS = {"none": 1.0, "partial": 0.5, "full": 0.1}

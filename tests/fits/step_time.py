@@ -25,7 +25,7 @@ from memcalc.probe.calibrate.times import Stack, along
 from memcalc.runs import read_runs
 from memcalc.specs.step_time import StepTimeTable
 from memcalc.timing.rates import GIVEN as BY_STACK
-from memcalc.timing.rates import Rates, attention_share, factors_of, given_by, scopes_of
+from memcalc.timing.rates import VIRTUAL, Rates, attention_share, factors_of, given_by, scopes_of
 from memcalc.timing.times import seconds
 
 if TYPE_CHECKING:
@@ -66,8 +66,6 @@ HOOKS = (
     "Qwen2.5-0.5B on an H200, of 2 ms for its forward"
 )
 FOREACH = "fitted; prior: torch 2.13 torch/optim/adam.py, _multi_tensor_adam: 20 passes where 7 are needed"
-VIRTUAL = "virtual machine"
-"""Where the probe's suite ran: it launches half as fast as the host of Qwen's A100, on which nothing is fitted."""
 PRIORS = (
     Prior("matmul", "Ampere", 0.86, 0.1, "-", MAMF),
     Prior("matmul", "Hopper", 0.80, 0.1, "-", MAMF),

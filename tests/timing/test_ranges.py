@@ -97,6 +97,16 @@ def options(run: Run) -> dict[str, Any]:
     return {**given, "settings": settings}
 
 
+def test_the_range_of_one_process_holds_a_host_that_launches_half_as_fast() -> None:
+    """Where its launches decide; a step that kernels fill is as long on any."""
+    one: dict[str, Any] = {"gpu": "h100", "gpus": 1, "framework": "hf", "zero": 0, "global_batch": 16}
+    small = api.single(model="gpt2", seq_len=512, micro_batch=1, **one).time()
+    large = api.single(model="llama-3.2-1b", seq_len=4096, micro_batch=8, recompute="full", **one).time()
+    span = catalog.step_time().span_of("one GPU")
+    assert large.high / large.step == pytest.approx(1 + span.high, rel=0.01)
+    assert small.high / small.step > 1.6 * (1 + span.high)
+
+
 # ------------------------------------------------------------------------------------------------ where it is validated
 
 
