@@ -60,11 +60,18 @@ LOW, HIGH, LIMIT = (1 - COVERAGE) / 2, (1 + COVERAGE) / 2, COVERAGE
 
 
 def residuals(among: Callable[[Run], bool] = lambda _: True) -> list[ReserveSample]:
-    """Residuals of shipped runs that may be fitted on, or some ``among`` them, with a reserved or a device figure."""
-    runs, presets, found = read_runs().run, validation.Presets(), []
+    """Residuals of shipped runs that may be fitted on, or some ``among`` them, with a reserved or a device figure.
+
+    A job of the probe's suite counts once: its requests, and so what is reserved, are alike on all cards.
+    """
+    runs, presets, found, suite = read_runs().run, validation.Presets(), [], set()
     for run in filter(among, runs):
         if run.not_fitted or not {"reserved", "device"} & set(run.measured.figures):
             continue
+        job = run.id.partition("/")[2] if run.source.startswith("memcalc probe") else run.id
+        if job in suite:
+            continue
+        suite.add(job)
         try:
             estimate = validation.predict(run, presets)
             if estimate.interval.allocator in SHIFTED:  # on its own card it would be cut off at what that has
