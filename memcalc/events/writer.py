@@ -80,13 +80,15 @@ class StepWriter(PassingTerms):
     def _step(self, *, first: bool) -> Iterator[list[Event]]:
         """One optimizer step: micro-batches as the schedule orders them, a few for all, then the update.
 
-        In the first step those in flight alone are enough for the optimizer's states to appear.
+        In the first step those in flight alone are enough for the optimizer's states to appear, but where DeepSpeed has
+        made a buffer by then: a micro-batch beside it reserves more.
         """
         self.units.begin()
         flight = self.scalar(in_flight(self.grid))
         cut = self.scalar(blocks_before_backward(self.census))
         rest: Iterator[None] = iter(())
-        for forward, index in passes(flight, min(self.scalar(self.grid.accumulation), flight + (not first))):
+        one_more = not first or self.grid.habits.zero_optimizer is not None
+        for forward, index in passes(flight, min(self.scalar(self.grid.accumulation), flight + one_more)):
             if forward:
                 rest = self._forward_parts(index, cut if index >= flight - 1 else 0)
                 next(rest, None)

@@ -20,7 +20,7 @@ JOB = (
     "model=qwen2.5-7b&gpu=h100&gpus=4&algorithm=grpo&framework=verl&prompt=1k&response=3k&micro-tokens=16k"
     "&prompts=32&samples=8&recompute=full"
 )
-TRL = JOB.replace("verl", "trl").replace("micro-tokens=16k", "micro-batch=4")
+TRL = JOB.replace("verl", "trl@1.14").replace("micro-tokens=16k", "micro-batch=4")
 
 
 def answered(request: str, text: str) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_a_job_of_training_becomes_post_training_and_back(algorithm: str) -> Non
 
 def test_another_algorithm_keeps_what_it_has() -> None:
     dpo = parse_link(answered("turn", TRL.replace("grpo", "dpo"))["link"]).options
-    assert (dpo["framework"], dpo["prompt"], dpo["response"], dpo["micro_batch"]) == ("trl", "1k", "3k", "4")
+    assert (dpo["framework"], dpo["prompt"], dpo["response"], dpo["micro_batch"]) == ("trl@1.14", "1k", "3k", "4")
     assert "prompts" not in dpo
     grpo = parse_link(answered("turn", TRL.replace("grpo", "rloo"))["link"])
     assert grpo.options == {**parse_link(TRL).options, "algorithm": "rloo"}
