@@ -203,10 +203,10 @@ WRITERS = {
 }
 """Commands that write a file."""
 KILLS = {
-    "report": 12, "estimate --chart": 24, "plan --save": 24, "plan --write": 30, "sweep": 40, "export": 40,
-    "estimate --output": 40,
+    "report": 6, "estimate --chart": 12, "plan --save": 12, "plan --write": 15, "sweep": 20, "export": 20,
+    "estimate --output": 20,
 }  # fmt: skip
-"""210, fewer of what takes longer."""
+"""105, fewer of what takes longer."""
 
 
 @pytest.fixture
