@@ -37,6 +37,7 @@ from memcalc.terms.activations import add_all, groups_of, largest
 from memcalc.terms.adapters import trained
 from memcalc.terms.parameters import model_count
 from memcalc.terms.pipeline import boundary, in_flight
+from memcalc.terms.settings import in_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,9 +148,13 @@ def added_in_place(census: ModelOnGrid) -> Array:
 
 
 def made_in_forward(census: ModelOnGrid) -> Array:
-    """Elements of the head where the loss has the head in it, and makes the gradients of both in its forward."""
+    """Elements of the head where the loss has the head in it, and makes the gradients of both in its forward.
+
+    A loss in tiles makes them in its backward.
+    """
     fixed = census.grid.fixed
-    here = fixed.loss == "fused-linear" and (fixed.adapters is None or "head" in fixed.also_train)
+    learns = fixed.adapters is None or "head" in fixed.also_train
+    here = fixed.loss == "fused-linear" and not in_tiles(census.grid) and learns
     return np.asarray((census.head - model_count(census.model).final_norm) * here)
 
 

@@ -17,7 +17,7 @@ from memcalc.terms.parameters import mixing_flops, model_count
 from memcalc.terms.tensors import outside_matrices
 from memcalc.timing.rates import ANY, VIRTUAL, hardware_of, peak_flops, rates_for, table_for
 from memcalc.timing.times import seconds
-from memcalc.timing.work import work_of
+from memcalc.timing.work import is_alone, work_of
 
 if TYPE_CHECKING:
     from memcalc.grid import Grid
@@ -86,11 +86,12 @@ def on_a_slow_host(census: ModelOnGrid, gpu: GPU, node: Node) -> float:
 
     A host that was measured is known, and of processes that wait for each other its launches are part of the fit.
     """
-    work, rates, table = work_of(census, node), rates_for(gpu, census.grid), table_for(gpu)
-    if table.own_runs or not work.alone.all():
+    grid, table = census.grid, table_for(gpu)
+    if table.own_runs or not is_alone(grid).all():
         return 1.0
+    work, rates = work_of(census, node), rates_for(gpu, grid)
     slower = replace(rates, launch=rates.launch * table.value("launch", VIRTUAL) / table.value("launch", ANY))
-    hardware = hardware_of(gpu, node, census.grid)
+    hardware = hardware_of(gpu, node, grid)
     usual, slow = (float(seconds(work, hardware, each).step.item()) for each in (rates, slower))
     return slow / usual
 

@@ -102,10 +102,15 @@ def work_of(census: ModelOnGrid, node: Node) -> Work:
         updated=optimizer_traffic(census),
         tensors=parameter_tensors(census, blocks),
         scaled=column([name.startswith("fp16-") for name in grid.precisions], "precision"),
-        alone=(grid.degree("gpus") == 1) & (grid.zero == 0),
+        alone=is_alone(grid),
         pipeline=pipeline(grid),
         weights=grid.stage_counts,
     )
+
+
+def is_alone(grid: Grid) -> Array:
+    """Whether one process trains, without an engine that shards."""
+    return np.asarray((grid.degree("gpus") == 1) & (grid.zero == 0))
 
 
 def pipeline(grid: Grid) -> Pipeline:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memcalc
-from memcalc import catalog
+from memcalc import api, catalog
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.frameworks import habits_of
 from memcalc.runs import read_runs
 from memcalc.specs.block import Norm
 from memcalc.specs.model import Tail
+from memcalc.terms.gradients import made_in_forward
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import Sum, trace_head
 from memcalc.validation import predict
@@ -194,3 +196,14 @@ def test_ligers_cross_entropy_under_accelerate_allocates_and_reserves_what_was_m
     peak = predict(run).peak
     assert peak.allocated == pytest.approx(run.measured.allocated, rel=2e-3)
     assert peak.reserved == pytest.approx(run.measured.reserved, rel=2e-3)
+
+
+def test_the_heads_gradient_is_made_in_forward_by_one_loss_and_in_backward_by_the_one_in_tiles() -> None:
+    """Liger's ``fused_linear_cross_entropy_forward`` against TRL's ``ChunkedLogProbFunction.backward``."""
+    words: dict[str, Any] = {"model": "qwen2.5-1.5b", "gpu": "h200", "gpus": 1, "framework": "hf", "seq_len": 1024}
+    words |= {"loss": "fused-linear"}
+    made = {
+        tiled: int(np.max(made_in_forward(api.single(**words, settings={"strategy.tiled_loss": tiled}).census)))
+        for tiled in (False, True)
+    }
+    assert made == {False: 151_936 * 1536, True: 0}

@@ -363,14 +363,14 @@ def test_reductions_of_all_chunks_but_one_run_beside_a_group_of_micro_batches() 
     waited = {}
     for name, more in {"woven": {}, "plain": {"pp_schedule": "1f1b", "vpp": 1}}.items():
         slow, fast = (
-            times(LLAMA, **{**WOVEN, **more}, rates={**still, "inside": rate, "between": rate}) for rate in (0.1, 1e9)
+            times(LLAMA, **{**WOVEN, **more}, rates={**still, "inside": rate, "between": rate}) for rate in (0.08, 1e9)
         )
         waited[name] = slow["communication"] - fast["communication"]
     messages = work(LLAMA, **WOVEN).messages
-    link = 0.1 * (catalog.gpu("a100-80g").nvlink_bytes_per_s or 0)
+    link = 0.08 * (catalog.gpu("a100-80g").nvlink_bytes_per_s or 0)
     sent = (total(messages.gradients.volume) + total(messages.parameters.volume)) / link
     assert waited["woven"] == pytest.approx(sent / 8, rel=1e-3)
-    assert waited["plain"] > 1.9 * waited["woven"]
+    assert waited["plain"] > 2 * waited["woven"]
 
 
 # -------------------------------------------------------------------------------------- context and pipeline parallel
