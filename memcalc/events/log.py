@@ -15,6 +15,9 @@ Event = tuple[str, int, int, int, str]
 """Kind (alloc, free or mark), key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
 COMPUTE, GATHER, REDUCE, CONTEXT = 0, 1, 2, 3
 """The streams."""
+Script = list[tuple[list[Event], int | None]]
+"""Events that are the same in every micro-batch and block, and what a :class:`Run` does after each of these lists: an
+event of its template; None where it is done."""
 STREAMS = {"compute": COMPUTE, "all-gather": GATHER, "reduce-scatter": REDUCE}
 
 
@@ -24,6 +27,8 @@ class Log:
 
     events: list[Event] = field(default_factory=list)
     next_key: int = 0
+    scripts: dict[tuple[int, int, int, int, bool], Script] = field(default_factory=dict)
+    """Of parts of templates, by events and sizes: a key is used again once it is free."""
 
     def taken(self) -> list[Event]:
         """The events since the last call."""
@@ -147,43 +152,68 @@ class Run:
         """Write events, with each call when so many of them are written."""
         start = 0
         for at, call in calls:
-            self._play(log, events[start:at], gradients)
+            self._play(log, events, start, at, gradients)
             call()
             start = at
-        self._play(log, events[start:] if start else events, gradients)
+        self._play(log, events, start, len(events), gradients)
 
-    def _play(self, log: Log, events: tuple[int, ...], gradients: list[int] | None) -> None:
-        keys, sizes, template, write = self.keys, self.sizes, self.template, log.events.append
-        names, is_gradient, pinned = template.names, template.is_gradient, self.pinned
-        pop, last, apart = keys.pop, log.next_key, template.is_exchanged if self.exchanges else None
-        added: list[int] = []
-        freed = False
-        for event in events:
+    def _play(self, log: Log, events: tuple[int, ...], start: int, end: int, gradients: list[int] | None) -> None:
+        """Write a part of the events; what comes and goes within it is written once for all blocks like this one."""
+        part = id(events), id(self.sizes), start, end, gradients is None
+        if part not in log.scripts:
+            log.scripts[part] = self._script(log, events[start:end], owned=gradients is not None)
+        keys, pinned, is_gradient, write = self.keys, self.pinned, self.template.is_gradient, log.events.append
+        for passing, event in log.scripts[part]:
+            log.events += passing
+            if event is None:
+                return
             if event < 0:
-                freed = True
-                key = pop(~event, 0)
+                key = keys.pop(~event, 0)
                 if key and key not in pinned:
                     write(("free", key, 0, 0, ""))
-                continue
-            if added and freed:
-                log.free_all(added)
-            size = sizes[event]
-            if size > 0:
-                last = key = last + 1
-                write(("alloc", key, size, CONTEXT if apart and apart[event] else COMPUTE, names[event]))
+            elif not is_gradient[event]:
+                keys[event] = log.alloc(self.sizes[event], self._stream(event), self.template.names[event])
+            elif gradients is not None and self.sizes[event] > 0:
+                gradients.append(log.alloc(self.sizes[event], self._stream(event), self.template.names[event]))
+            elif self.added is not None:
+                self.added(self.template.records[event])
+
+    def _stream(self, storage: int) -> int:
+        return CONTEXT if self.exchanges and self.template.is_exchanged[storage] else COMPUTE
+
+    def _script(self, log: Log, events: tuple[int, ...], *, owned: bool) -> Script:
+        """What comes and goes within some events, up to each event of a storage that is there before or after them."""
+        script: Script = []
+        part, within = Log(next_key=log.next_key), self._within(events)
+        keys: dict[int, int] = {}
+        added: list[int] = []
+        freed = False
+        for at, event in enumerate(events):
+            freed = freed or event < 0
+            if event >= 0 and freed:
+                part.free_all(added)
+            if at in within:
+                if event < 0:
+                    part.free(keys[~event])
+                else:
+                    keys[event] = part.alloc(self.sizes[event], self._stream(event), self.template.names[event])
+            elif event < 0 or owned or not self.template.is_gradient[event] or self.sizes[event] <= 0:
+                script.append((part.taken(), event))
             else:
-                key = 0
-            if not is_gradient[event]:
-                keys[event] = key
-            elif not key:
-                if self.added is not None:
-                    log.next_key = last
-                    self.added(template.records[event])
-                    last = log.next_key
-            elif gradients is None:
-                added.append(key)
+                added.append(part.alloc(self.sizes[event], self._stream(event), self.template.names[event]))
                 freed = False
-            else:
-                gradients.append(key)
-        log.free_all(added)
-        log.next_key = last
+        part.free_all(added)
+        log.next_key = part.next_key
+        return [*script, (part.taken(), None)]
+
+    def _within(self, events: tuple[int, ...]) -> set[int]:
+        """Which events are those of storages that come and go within them; a gradient has another owner."""
+        within: set[int] = set()
+        frees: dict[int, int] = {}
+        for at in range(len(events) - 1, -1, -1):
+            event = events[at]
+            if event < 0:
+                frees[~event] = at
+            elif event in frees and not self.template.is_gradient[event]:
+                within |= {at, frees.pop(event)}
+        return within
