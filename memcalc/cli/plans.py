@@ -58,7 +58,7 @@ def _is_recorded(model: str) -> bool:
 
 def can_start(plans: Plans) -> bool:
     """Whether ``--write`` has a script for the first plan: of decoders of text, of a framework whose sizes are free."""
-    from memcalc.handoff.written import formats_of
+    from memcalc.frameworks.capabilities import formats_of
 
     if not plans.plans or not plans.job.model or _is_recorded(plans.job.model):
         return False

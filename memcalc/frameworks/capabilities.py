@@ -29,11 +29,22 @@ if TYPE_CHECKING:
     from memcalc.specs.strategy import Strategy
 
 __all__ = [
-    "OFFLOADS", "OPTIONS", "Capabilities", "Clash", "Need", "Support", "capabilities_of", "check_told", "fitting",
-    "kinds_of", "needs_of", "own_code", "policy_kind", "text_of", "usual_form", "values_of",
+    "FORMATS_OF", "OFFLOADS", "OPTIONS", "Capabilities", "Clash", "Need", "Support", "capabilities_of", "check_told",
+    "fitting", "formats_of", "kinds_of", "needs_of", "own_code", "policy_kind", "text_of", "usual_form", "values_of",
 ]  # fmt: skip
 _FIELDS = frozenset(row.name for row in FIELDS.values())
 """Options that ``--set`` alone takes, by their dotted name."""
+FORMATS_OF = {
+    "fsdp2": ("fsdp2", "trainer", "accelerate", "axolotl"),
+    "torchtitan": ("torchtitan",),
+    "megatron": ("megatron", "swift_megatron"),
+    "deepspeed": ("deepspeed", "trainer", "accelerate", "axolotl"),
+    "hf": ("trainer", "accelerate", "axolotl"),
+    "ddp": ("trainer", "accelerate", "axolotl"),
+    "fsdp1": ("accelerate",),
+    "plain": ("accelerate",),
+}
+"""By framework the formats that run its plans, the usual one first."""
 
 
 def capabilities_of(framework: str, model: Model | None = None, *, adapters: bool = False) -> Capabilities:
@@ -49,6 +60,25 @@ def fitting(able: Capabilities, model: Model | None = None, *, adapters: bool = 
 def runs_script(model: Model | None) -> bool:
     """Whether a model is one that a script of memcalc's runs: a decoder of dense blocks."""
     return model is None or (not model.is_moe and all(group.tower == "decoder" for group in model.groups))
+
+
+def formats_of(framework: str, model: Model | None = None, *, adapters: bool = False) -> tuple[str, ...]:
+    """The formats that run a framework's plans of a model, the usual one first.
+
+    A script of memcalc's comes last where it does not run the model.
+    """
+    name = framework.partition("@")[0]
+    if name not in FORMATS_OF:
+        able = ", ".join(FORMATS_OF)
+        allowed = f"memcalc writes no config of {name}: set what the plan says in yours, and give that to memcalc check"
+        allowed += f"; or plan with {able}"
+        raise CombinationError("framework", framework, allowed)
+    if habits_of(framework).pipeline_engine == "always":
+        allowed = "memcalc writes no arguments of Megatron-DeepSpeed; plan again with deepspeed, or megatron"
+        raise CombinationError("framework", framework, allowed)
+    says = habits_of(framework).capabilities
+    scripted = says.tuned is not None and fitting(says, model, adapters=adapters) is says.tuned
+    return tuple(sorted(FORMATS_OF[name], key=lambda form: scripted and form == name))
 
 
 def own_code(strategy: Strategy, model: Model | None = None) -> tuple[str, ...]:

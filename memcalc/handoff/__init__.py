@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import api, catalog
-from memcalc.convert.formats import FORMATS_OF, get_format
+from memcalc.convert.formats import get_format
 from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.files import output_path, replacing, write_folder
+from memcalc.frameworks.capabilities import FORMATS_OF, formats_of
 from memcalc.handoff.saved import chosen, dirs_of, load, save, saved_plan
-from memcalc.handoff.written import PASSED, Exported, anchored, first_written, formats_of, known_format, write_plan
+from memcalc.handoff.written import PASSED, Exported, anchored, first_written, known_format, write_plan
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.job import value_text, with_query
 from memcalc.planner.plans import pareto_ranks, replace_rank

@@ -10,19 +10,17 @@ from pathlib import Path
 from memcalc._version import __version__
 from memcalc.api import load_model
 from memcalc.convert.document import parse_document
-from memcalc.convert.formats import FORMATS_OF, Format, get_format, render_config
+from memcalc.convert.formats import Format, get_format, render_config
 from memcalc.convert.formats.base import WRITABLE, ConfigJob
 from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.files import asks
-from memcalc.frameworks import habits_of
-from memcalc.frameworks.capabilities import fitting
+from memcalc.frameworks.capabilities import FORMATS_OF
 from memcalc.handoff.round_trip import check_command
 from memcalc.handoff.saved import estimated_again
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan
 from memcalc.specs.job import command_line
-from memcalc.specs.model import Model
 from memcalc.specs.options import meant
 from memcalc.units import GIB, parse_bytes
 
@@ -164,25 +162,6 @@ def write_plan(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[st
     line = launch(to, job, target, several=len(files) > 1)
     notes = (*_moved(plan, estimate, runs, form), *_unnamed(form, job), *_deprecated(form, job))
     return Exported(files, line, check, notes, to)
-
-
-def formats_of(framework: str, model: Model | None = None, *, adapters: bool = False) -> tuple[str, ...]:
-    """The formats that run a framework's plans of a model, the usual one first.
-
-    A script of memcalc's comes last where it does not run the model.
-    """
-    name = framework.partition("@")[0]
-    if name not in FORMATS_OF:
-        able = ", ".join(FORMATS_OF)
-        allowed = f"memcalc writes no config of {name}: set what the plan says in yours, and give that to memcalc check"
-        allowed += f"; or plan with {able}"
-        raise CombinationError("framework", framework, allowed)
-    if habits_of(framework).pipeline_engine == "always":
-        allowed = "memcalc writes no arguments of Megatron-DeepSpeed; plan again with deepspeed, or megatron"
-        raise CombinationError("framework", framework, allowed)
-    says = habits_of(framework).capabilities
-    scripted = says.tuned is not None and fitting(says, model, adapters=adapters) is says.tuned
-    return tuple(sorted(FORMATS_OF[name], key=lambda form: scripted and form == name))
 
 
 def known_format(to: str) -> str:

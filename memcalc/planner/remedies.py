@@ -8,7 +8,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, cast
 
 from memcalc import catalog
-from memcalc.convert.formats.base import ConfigJob, is_written
 from memcalc.errors import MemcalcError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import defaults, sentences
@@ -202,6 +201,8 @@ def _other_frameworks(search: Search) -> list[Nearest]:
 
 def _is_written(search: Search, plan: SimulatedPlan) -> bool:
     """Whether memcalc writes a configuration of a plan, which a framework may not have for the model."""
+    from memcalc.convert.formats.base import ConfigJob, is_written
+
     layout, fixed = plan.candidate.layout, plan.candidate.grid.fixed
     config = ConfigJob(
         model=str(search.record.model),

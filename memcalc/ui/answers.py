@@ -283,8 +283,9 @@ def _report(text: str) -> Reply:
 
 def _export(text: str) -> Reply:
     """The files that run the strategy under its framework, with the line that starts them."""
+    from memcalc.frameworks.capabilities import formats_of
     from memcalc.handoff import write_job
-    from memcalc.handoff.written import formats_of, write_plan
+    from memcalc.handoff.written import write_plan
 
     job = parse_link(text)
     if job.has_roles:

@@ -12,12 +12,21 @@ import pytest
 
 import memcalc
 from memcalc.api import load_model, single
-from memcalc.convert.formats import FORMATS_OF, get_format
+from memcalc.convert.formats import get_format
 from memcalc.errors import CombinationError, MemcalcError
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.frameworks import FRAMEWORKS
-from memcalc.frameworks.capabilities import OPTIONS, Capabilities, capabilities_of, own_code, text_of, values_of
-from memcalc.handoff.written import Exported, first_written, formats_of
+from memcalc.frameworks.capabilities import (
+    FORMATS_OF,
+    OPTIONS,
+    Capabilities,
+    capabilities_of,
+    formats_of,
+    own_code,
+    text_of,
+    values_of,
+)
+from memcalc.handoff.written import Exported, first_written
 from memcalc.results.estimates import Estimate
 from memcalc.specs.options import BY_NAME
 from memcalc.units import GIB

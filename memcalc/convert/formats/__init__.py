@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from memcalc.convert.formats.base import FORMATS, FORMATS_OF, Format, get_format, recognise, render_config
+from memcalc.convert.formats.base import FORMATS, Format, get_format, recognise, render_config
 
-__all__ = ["FORMATS", "FORMATS_OF", "Format", "get_format", "recognise", "render_config"]
+__all__ = ["FORMATS", "Format", "get_format", "recognise", "render_config"]

@@ -18,7 +18,7 @@ from memcalc.convert.config import Config
 from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_document, write_yaml
 from memcalc.errors import CombinationError, UnknownFormatError, UnknownNameError
 from memcalc.files import document_text
-from memcalc.frameworks.capabilities import capabilities_of, needs_of
+from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, needs_of
 from memcalc.specs.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -149,17 +149,6 @@ FORMATS: dict[str, tuple[Kind, ...]] = {
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
 WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "swift_megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
-FORMATS_OF = {
-    "fsdp2": ("fsdp2", "trainer", "accelerate", "axolotl"),
-    "torchtitan": ("torchtitan",),
-    "megatron": ("megatron", "swift_megatron"),
-    "deepspeed": ("deepspeed", "trainer", "accelerate", "axolotl"),
-    "hf": ("trainer", "accelerate", "axolotl"),
-    "ddp": ("trainer", "accelerate", "axolotl"),
-    "fsdp1": ("accelerate",),
-    "plain": ("accelerate",),
-}
-"""By framework the formats that run its plans, the usual one first."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from memcalc.convert.formats import FORMATS_OF
 from memcalc.errors import CombinationError, InputError, MemcalcError
 from memcalc.files import replacing
 from memcalc.formulas.recompute import parse_policy
+from memcalc.frameworks.capabilities import FORMATS_OF
 from memcalc.probe.guard.reporter import Value
 from memcalc.results.plans import Plan, Plans, SavedPlan
 
