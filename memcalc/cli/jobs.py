@@ -300,13 +300,13 @@ _DATA = frozenset({"json", "csv", *_EXTRA})
 def _checked(files: Sequence[str], *, fix: int, brief: bool, options: dict[str, Any]) -> int:
     """Check the files, show the answer, write the edit of a number where one was asked for; return the exit code."""
     from memcalc.preflight import check
-    from memcalc.results.posttraining import Rl
+    from memcalc.results.check import Check
 
     force = bool(options.get("force"))
     brief = brief or (options.get("format") is None and options.get("output") is None and _in_prolog())
     target = destination(options, _EXTRA)
     answer = check(files, **given(options))
-    if isinstance(answer, Rl):
+    if not isinstance(answer, Check):
         return _show_roles(answer, target, fix=fix, brief=brief)
     written = _write(answer, fix, force) if fix else []
     if brief and target.form not in _DATA:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from memcalc.errors import MemcalcError
 from memcalc.planner import axes
 from memcalc.planner.budget import capacity
+from memcalc.planner.defaults import NEARLY
 from memcalc.planner.ranking import Objective
 from memcalc.planner.search import Wanted
 from memcalc.planner.shortlist import any_idea, resident, shortlists
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from memcalc.terms import Overhead
 
 
-NEARLY = 1.05
-"""Among plans up to so much slower than the fastest the simplest is chosen."""
 GAIN = 1.25
 """How much faster than plans without it one must be that has what buys less than the error of its predicted time.
 

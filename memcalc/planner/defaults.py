@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
+NEARLY = 1.05
+"""Among plans up to so much slower than the fastest the simplest is chosen."""
+
 
 def precisions_for(gpu: GPU, habits: Habits, zero: int = 3, *, frozen: bool = False, split: bool = False) -> list[str]:
     """Precisions with fp32 accuracy of the update that the GPU and the framework have, the usual one first.

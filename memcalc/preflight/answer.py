@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
 from memcalc.convert.config import Config, Finding
@@ -37,8 +37,10 @@ from memcalc.results.check import (
     SurveyedFile,
 )
 from memcalc.results.estimates import EXPANDABLE, Estimate, flushed
-from memcalc.results.posttraining import Rl
 from memcalc.units import GIB
+
+if TYPE_CHECKING:
+    from memcalc.results.posttraining import Rl
 
 __all__ = ["check", "check_estimate"]
 

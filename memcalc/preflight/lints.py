@@ -19,7 +19,7 @@ from memcalc.errors import MemcalcError
 from memcalc.formulas.activations import joined_outputs_bytes
 from memcalc.frameworks import habits_of
 from memcalc.planner.budget import capacity
-from memcalc.planner.choice import NEARLY
+from memcalc.planner.defaults import NEARLY
 from memcalc.preflight.job import MergedJob
 from memcalc.results.details import Occasion
 from memcalc.results.estimates import Estimate

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.convert.config import JOB_KEYS, ROLE_KEYS, Config
 from memcalc.errors import CombinationError, MissingError, UnknownNameError
-from memcalc.posttraining import rl
-from memcalc.posttraining.frameworks import RECIPES
 from memcalc.preflight.job import PRESETS, MergedJob
 from memcalc.preflight.names import model_named
-from memcalc.results.posttraining import Rl
 from memcalc.specs.options import SETTINGS
 from memcalc.specs.posttraining import LAYOUT, TRAINING
 from memcalc.units import parse_tokens
+
+if TYPE_CHECKING:
+    from memcalc.results.posttraining import Rl
 
 _RESPONSE = 512
 """TRL's max_completion_length where a config says nothing (trainer/grpo_config.py, rloo_config.py)."""
@@ -24,6 +24,13 @@ _KL = {"rloo": 0.05}
 """Its beta, where that is not 0."""
 _COUNTED = {"framework", "gpus", "seq_len", "micro_batch", "global_batch", "loss", *TRAINING}
 """Options of a merged job that post-training takes, or has in a form of its own."""
+
+
+def generates(algorithm: str) -> bool:
+    """Whether an algorithm of post-training learns from responses that the model itself makes."""
+    from memcalc.posttraining.frameworks import RECIPES  # most jobs that are checked are of no post-training
+
+    return RECIPES[algorithm].online
 
 
 def _megatron(trainer: object) -> bool:
@@ -53,10 +60,10 @@ def stand_in(job: MergedJob) -> None:
     facts.setdefault("rl.framework", "trl")
     if options.get("kernels") == "fused":  # Liger's, whose losses hold no logits
         facts.setdefault("rl.logits", "fused")
-    if RECIPES[job.algorithm].online and _trains_by_trl(facts["rl.framework"]):
+    if generates(job.algorithm) and _trains_by_trl(facts["rl.framework"]):
         _online(job)
     lengths = [parse_tokens(facts[name], name) for name in ("rl.prompt", "rl.response") if facts.get(name)]
-    if RECIPES[job.algorithm].online:
+    if generates(job.algorithm):
         options["seq_len"] = sum(lengths) or 1
     elif options.get("seq_len") is None and len(lengths) == 2:
         options["seq_len"] = sum(lengths)
@@ -95,7 +102,7 @@ def _online(job: MergedJob) -> None:
 
 def lacking_roles(job: MergedJob) -> Iterator[tuple[str, str]]:
     """What no file of a job of post-training says: the option, and why it is asked for."""
-    if not job.algorithm or not RECIPES[job.algorithm].online:
+    if not job.algorithm or not generates(job.algorithm):
         return
     facts = job.facts
     if not facts.get("rl.prompt"):
@@ -112,7 +119,7 @@ def role_words(job: MergedJob, dirs: tuple[str, ...]) -> dict[str, Any]:
     keywords = {name[3:]: facts[name] for name in ROLE_KEYS if facts.get(name) is not None}
     keywords |= {name: _typed(options[name]) for name in _taken(job) if options.get(name) not in (None, ())}
     keywords |= {name: facts[name] for name in ("model", "gpu", "node") if facts.get(name) is not None}
-    separate = facts.get("rl.apart") and RECIPES[job.algorithm].online
+    separate = facts.get("rl.apart") and generates(job.algorithm)
     apart = int(parse_tokens(keywords["engine_gpus"], "engine-gpus")) if separate else 0
     keywords["gpus"] = int(options["gpus"]) + apart
     if not keywords.get("micro_tokens"):
@@ -122,7 +129,7 @@ def role_words(job: MergedJob, dirs: tuple[str, ...]) -> dict[str, Any]:
     for name in ("critic_model", "reward_model"):
         if name in keywords:
             keywords[name] = model_named(str(keywords[name]), dirs=dirs, option=f"--set rl.{name}=…")
-    if not RECIPES[job.algorithm].online:
+    if not generates(job.algorithm):
         keywords["prompt"] = int(options["seq_len"]) // 2
         keywords["response"] = int(options["seq_len"]) - keywords["prompt"]
     return keywords
@@ -136,7 +143,7 @@ def _trl(job: MergedJob, keywords: dict[str, Any]) -> dict[str, Any]:
     origin = job.origins.get("accumulation")
     if origin and not origin[1].default and int(job.facts["accumulation"]) == 1:  # no gradients of earlier ones
         extra["mini_batch"] = keywords["micro_batch"] * int(job.options["gpus"])
-    if not RECIPES[keywords["algorithm"]].online:
+    if not generates(keywords["algorithm"]):
         return extra
     trainers = int(job.options["gpus"])
     steps = _generated_steps(job, keywords["micro_batch"] * trainers)
@@ -175,6 +182,8 @@ def answer(job: MergedJob, configs: tuple[Config, ...], dirs: tuple[str, ...], *
     keywords = role_words(job, dirs)
     if not isinstance(keywords["model"], str):
         raise MissingError("the files describe a model by its sizes, which post-training does not take: give --model.")
+    from memcalc.posttraining import rl
+
     result = rl(**keywords, preset_dirs=dirs, advice=advice)
     deferred = _deferred(keywords, result, dirs) if job.facts["rl.framework"] == "verl" else ()
     findings = [(config, finding) for config in configs for finding in config.findings]
@@ -195,6 +204,8 @@ def _deferred(keywords: Mapping[str, Any], result: Rl, dirs: tuple[str, ...]) ->
     fixed = "whole_gradients" in keywords or _megatron(keywords.get("trainer")) or keywords.get("lora")
     if fixed or result.verdict == "does-not-fit":
         return
+    from memcalc.posttraining import rl
+
     other = rl(**keywords, whole_gradients=True, preset_dirs=dirs, advice=False)
     if other.verdict != result.verdict:
         yield (
@@ -219,5 +230,5 @@ def _left_out(job: MergedJob, configs: tuple[Config, ...]) -> Iterator[str]:
     launched = any(config.document.kind in ("flags", "shell") for config in configs)
     if job.options.get("framework") == "ddp" and "zero" not in job.origins and not launched:
         yield "no file says what ranks share: each is counted with all weights, gradients and states (DDP)."
-    if job.facts.get("varying_lengths") and not RECIPES[job.algorithm].online:
+    if job.facts.get("varying_lengths") and not generates(job.algorithm):
         yield "every sequence counts with the longest length, to which rows are cut: shorter ones take less."

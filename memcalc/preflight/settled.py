@@ -23,10 +23,9 @@ from memcalc.planner.adapted_layers import (
     converts_names,
     linear_targets,
 )
-from memcalc.posttraining.frameworks import RECIPES
 from memcalc.preflight.job import MergedJob
 from memcalc.preflight.names import model_named
-from memcalc.preflight.roles import lacking_roles
+from memcalc.preflight.roles import generates, lacking_roles
 from memcalc.specs.options import FIELDS
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ def refuse_images(job: MergedJob, folder: str, dirs: tuple[str, ...]) -> None:
     except MemcalcError:  # the model is asked for, with what else is missing
         return
     if images is not None and images.depends_on_size:
-        alone = "" if RECIPES[job.algorithm].online else "; for text alone give --images 0"
+        alone = "" if generates(job.algorithm) else "; for text alone give --images 0"
         raise ObjectiveError(
             f"the files train {model} by {job.algorithm.upper()}, and its tokens depend on the size of its images: "
             f"memcalc has no figures for this{alone}."
