@@ -125,7 +125,9 @@ class PassingTerms(Stage):
         shares = self.updated if term.component == "optimizer" else self.shares
         if self.flat and term.component == "parameters" and self.grid.fixed.adapters is None:
             shares = [1] if self.scalar(in_one_buffer(self.grid)) else self.flat
-        sizes = [part for size in in_shares(total, shares) for part in in_shares(size, [1] * term.tensors)]
+        sizes = in_shares(total, shares)
+        if term.tensors > 1:
+            sizes = [part for size in sizes for part in in_shares(size, [1] * term.tensors)]
         return [self.log.alloc(size, stream, term.name) for size in sizes]
 
     def _begin(self, phase: str) -> None:
@@ -147,13 +149,13 @@ class PassingTerms(Stage):
     @cached_property
     def growing(self) -> dict[str, list[list[int]]]:
         """Of each term that comes with forwards, the sizes of its tensors in each block: none where that is kept."""
-        weights = [weights_of(a) if again else [] for blocks, again in self.plan for a in blocks]
+        terms = [term for term in self._terms() if term.grows]
+        weights = [weights_of(a) if terms and again else [] for blocks, again in self.plan for a in blocks]
         flat = [share for block in weights for share in block]
         out: dict[str, list[list[int]]] = {}
-        for term in self._terms():
-            if term.grows and flat:
-                sizes = iter(in_shares(self.scalar(term.bytes), flat))
-                out[term.name] = [[next(sizes) for _ in block] for block in weights]
+        for term in terms if flat else ():
+            sizes = iter(in_shares(self.scalar(term.bytes), flat))
+            out[term.name] = [[next(sizes) for _ in block] for block in weights]
         return out
 
     def _grow(self, unit: int) -> None:

@@ -54,6 +54,7 @@ class StepWriter(PassingTerms):
         self.heads: dict[int, Run] = {}
         self.made: dict[int, list[int]] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
+        self.templates: dict[tuple[int, bool, bool], Template] = {}
         self.sent: Run | None = None
         self.shared: list[int] = []
         self.units = self._units()
@@ -145,11 +146,18 @@ class StepWriter(PassingTerms):
 
     def _run(self, activations: GroupActivations, *, untreated: bool, first: bool = False) -> Run:
         """A block; the stage's ``first`` where no gradient flows to its input keeps less."""
+        kind = id(activations), untreated, first
+        if kind not in self.templates:
+            self.templates[kind] = self._template(activations, untreated=untreated, first=first)
+        template = self.templates[kind]
+        return Run(template, self._sizes(activations, template), self._added_by(activations), self.exchanges)
+
+    def _template(self, activations: GroupActivations, *, untreated: bool, first: bool) -> Template:
         policy, setting, copies = self.grid.policies[0], activations.settings[0], self.copies
         template = activations.template(policy, setting, untreated=untreated, copies=copies)
         if first and self.scalar(self.grid.is_first) and unread(activations.census, activations.index, policy):
             template = self.census.traces.get(trace, activations.group.block, setting, wanted=False, copies=copies)
-        return Run(template, self._sizes(activations, template), self._added_by(activations), self.exchanges)
+        return template
 
     @cached_property
     def exchanges(self) -> bool:
