@@ -307,8 +307,8 @@ class PlanJob:
 
 
 def joined(grids: Iterable[Grid]) -> tuple[Grid, ...]:
-    """Grids that differ in their layouts alone as one: what they share is computed once."""
+    """Grids that differ in their layouts alone as one, a space of its own: what they share is computed once."""
     alike: dict[Grid, list[Layout]] = {}
     for grid in grids:
-        alike.setdefault(replace(grid, layouts=()), []).extend(grid.layouts)
+        alike.setdefault(replace(grid, layouts=(), space=()), []).extend(grid.layouts)
     return tuple(replace(grid, layouts=tuple(layouts)) for grid, layouts in alike.items())

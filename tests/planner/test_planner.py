@@ -23,7 +23,7 @@ from memcalc.grid import Grid, Layout
 from memcalc.ledger import computed
 from memcalc.planner.costs import costs_of, legal
 from memcalc.planner.finalists import finalist
-from memcalc.planner.job import PlanJob
+from memcalc.planner.job import PlanJob, joined
 from memcalc.planner.pipelines import can_replicate, is_legal, layouts_for
 from memcalc.planner.ranking import Objective
 from memcalc.planner.request import check_words
@@ -381,3 +381,13 @@ def test_layouts_are_those_that_the_rule_allows_one_by_one(name: str, gpus: int)
     for layout in allowed:
         for count in range(1, layout.dp + 2):
             assert can_replicate(layout, count) == is_legal(model, layout.replicated(count), seq_len)
+
+
+@pytest.mark.parametrize(("name", "framework"), [("deepseek-v2-lite", "megatron"), ("llama-2-7b", "fsdp2")])
+def test_each_layout_of_several_numbers_of_gpus_has_its_way_of_sharding_blocks(name: str, framework: str) -> None:
+    """A depth that does not divide a model's blocks has a grid of its own, of which each number of GPUs has another."""
+    job = api.resolve(name, "h100", {"framework": framework, "seq_len": 4096}, several=True)
+    grids = joined([grid for gpus in job.counts() for grid in job._space(gpus)])
+    for grid in grids:
+        ways = [grid.ways.layouts[place] for place in grid.way]
+        assert [(way.tp, way.sp, way.cp, way.ep) for way in ways] == [(a.tp, a.sp, a.cp, a.ep) for a in grid.layouts]
