@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.frameworks import habits_of
-from memcalc.report.tables import Column, Line, Table, gib, percent, said
+from memcalc.report.tables import UNMET, Column, Line, Table, gib, percent, said
 from memcalc.results.estimates import Estimate, StepTime
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.strategy import Strategy
@@ -232,8 +232,6 @@ def open_order(plans: Sequence[Plan]) -> str:
     return ""
 
 
-UNMET = "if it fit: "
-"""What stands before the speed of what does not fit."""
 LARGEST = 2
 """Parts of a step that one line names."""
 SMALLEST = 0.01

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.report.tables import Block, Column, Document, Line, Report, Table, gib, header
-from memcalc.results.plans import Swept
 from memcalc.specs.options import DEGREES
-from memcalc.sweeps.rows import COLUMNS, STATUSES, text_of
 from memcalc.units import format_count
+
+if TYPE_CHECKING:
+    from memcalc.results.plans import Swept
 
 Row = Mapping[str, Any]
 
@@ -166,12 +167,14 @@ _SHOWN = (
     (Column("MFU", "%", right=True, priority=7), "mfu"),
 )
 """What a reader sees of a row; the data has every column."""
-_RIGHT = {column.name for column in COLUMNS if column.kind in {"whole", "number"}}
 
 
 def report(result: Swept, top: int, written: str = "") -> Report:
     """Return the answer of ``memcalc sweep``: the first `top` rows, or the name of the file where they were written."""
-    columns = tuple(Column(name, right=name in _RIGHT) for name in result.columns)
+    from memcalc.sweeps.rows import COLUMNS, text_of  # a list of presets needs nothing of a sweep
+
+    right = {column.name for column in COLUMNS if column.kind in {"whole", "number"}}
+    columns = tuple(Column(name, right=name in right) for name in result.columns)
     rows = tuple(tuple(text_of(value) for value in row.values()) for row in result.rows)
     document = Document(tuple(_blocks(result, top, written)), Table("Jobs", columns, rows))
     payload = result.model_dump(mode="json", by_alias=True)
@@ -183,6 +186,8 @@ def report(result: Swept, top: int, written: str = "") -> Report:
 
 
 def _blocks(result: Swept, top: int, written: str) -> Iterator[Block]:
+    from memcalc.sweeps.rows import STATUSES
+
     yield Line(f"{result.jobs:,} jobs ({result.product.replace('_', '-')}), {result.mode} of each", "title")
     named = (_jobs_of(status, result.counts[status]) for status in STATUSES if result.counts[status])
     yield Line(", ".join(named), "verdict")
@@ -222,6 +227,8 @@ def _used(cells: Iterable[tuple[str, ...]], index: int) -> bool:
 
 
 def _cell(name: str, value: object) -> str:
+    from memcalc.sweeps.rows import text_of
+
     if isinstance(value, int | float) and name == "device_bytes":
         return gib(value)
     if isinstance(value, float):

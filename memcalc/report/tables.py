@@ -15,6 +15,9 @@ from memcalc.units import GIB
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+UNMET = "if it fit: "
+"""What stands before the speed of what does not fit."""
+
 
 @dataclass(frozen=True)
 class Column:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memcalc.report.palette import COMPONENTS, SERIES, Glyphs, printable
-from memcalc.report.plan_words import UNMET
-from memcalc.report.tables import Block, Branch, Leaf, Line, Table, Tree
+from memcalc.report.tables import UNMET, Block, Branch, Leaf, Line, Table, Tree
 
 ROWS = 20
 """Rows of a screen, beyond which it is shortened."""
