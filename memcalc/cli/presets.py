@@ -60,10 +60,13 @@ def show(kind: str, name: str | None, search: str | None, options: dict[str, Any
 
 
 def _preset(kind: str, name: str, dirs: Sequence[str]) -> Row:
-    from memcalc import api, catalog
+    from memcalc import catalog
 
-    loaders: Mapping[str, Any] = {"models": api.load_model, "gpus": catalog.gpu, "nodes": catalog.node}
-    return _row(kind, loaders[kind](name, dirs))
+    if kind == "models":
+        from memcalc.convert.named_model import named_model
+
+        return _row(kind, named_model(name, tuple(dirs)).model)
+    return _row(kind, catalog.gpu(name, dirs) if kind == "gpus" else catalog.node(name, dirs))
 
 
 def _all(kind: str, dirs: Sequence[str]) -> list[Row]:

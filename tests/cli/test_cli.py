@@ -418,6 +418,30 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("line", "foreign"),
+    [
+        ("gpus", {"numpy", "memcalc.frameworks", "memcalc.sweeps", "memcalc.terms"}),
+        ("models gpt2", {"memcalc.ledger", "memcalc.planner.search", "memcalc.sweeps"}),
+        (
+            "plan --model gpt2 --gpu a100-40g --gpus 1 --recompute none",
+            {"memcalc.convert.config", "memcalc.posttraining"},
+        ),
+        (
+            "check ds.json --model gpt2 --gpu a100-40g --gpus 1 --seq-len 512",
+            {"memcalc.planner.search", "memcalc.posttraining"},
+        ),
+    ],
+)
+def test_a_command_imports_nothing_of_what_it_does_not_do(line: str, foreign: set[str], tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}')
+    code = f"import sys; from memcalc.cli.app import app\ntry: app({shlex.split(line)})\nexcept SystemExit: pass\n"
+    code += f"print(sorted({foreign} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+    assert len(result.stdout.splitlines()) > 2
+
+
 def test_an_interrupt_exits_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcalc.cli.presets.show", _interrupt)
     assert run("gpus").exit_code == 130
