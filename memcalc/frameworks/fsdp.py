@@ -130,11 +130,16 @@ TITAN_2025_09 = like(
     TITAN_2025_08,
     "torchtitan",
     stops_early=False,  # 25413d224 of 29 August 2025: activation_checkpoint.early_stop, which is off
-    keeps_exchange=True,  # c4e229115 of 6 September 2025: all_to_all_single is in _save_list
+    # c4e229115 of 6 September 2025: all_to_all_single is in _op_sac_save_list, but not in that of models/qwen3
+    keeps_exchange=("deepseekv2", "deepseekv3", "llama4", "gptoss"),
     source=_TITAN.format("c4e229115"),
 )
 TITAN_2025_11 = like(
-    TITAN_2025_09, "torchtitan", pipeline_keeps_outputs=False, source="torchtitan e5ef99aab: step(return_outputs=False)"
+    TITAN_2025_09,
+    "torchtitan",
+    pipeline_keeps_outputs=False,
+    compiles_parts=True,  # 2a7a14841 of 29 October 2025: apply_compile of models/llama4, until 5242bdf71 of April 2026
+    source="torchtitan e5ef99aab: step(return_outputs=False)",
 )
 TITAN_2025_12 = like(
     TITAN_2025_11,
@@ -151,6 +156,8 @@ TORCHTITAN = like(
     unsharded_alone=False,
     capabilities=support.TITAN_CHUNKED,
     own_code=OwnCode(attention={"packed_qkv": True}),
+    compiles_parts=False,
+    keeps_exchange=(*TITAN_2026_02.keeps_exchange, "qwen3moe"),  # 114151ad4 of March 2026: one list for all models
     # experiments/graph_trainer/memory_policy.py of 27aa49077
     graph_keeps_matmuls=True,
     losses={**LOSSES, "chunked": losses.CHUNKED_HIDDEN},

@@ -211,8 +211,7 @@ class Habits:
     float8: tuple[str, ...] = ()
     """How it scales the inputs of 8-bit products; the first is its default."""
     communicators: tuple[str, ...] = ("tp", "pp", "cp", "ep", "dp_replicate")
-    """Groups of ranks, some of the world, that have a communicator beside the world's; where `dp` is one of them, a
-    group of all ranks has its own too (:mod:`memcalc.terms.overhead`)."""
+    """Groups of ranks with a communicator beside the world's; with `dp`, a group of all ranks has its own too."""
     engine: bool = False
     """TransformerEngine's modules run, with workspaces and dummy weight gradients of their own."""
     kernels: str = "model"
@@ -225,8 +224,10 @@ class Habits:
     """With sequence parallelism, a column-parallel layer keeps its gathered input (DTensor)."""
     saved_attention: tuple[str, ...] = ("flash", "efficient", "math", "eager", "sdpa")
     """Attention kernels whose outputs selective recomputation of operators keeps."""
-    keeps_exchange: bool = False
-    """The same keeps the outputs of all-to-all exchanges."""
+    keeps_exchange: tuple[str, ...] = ()
+    """Architectures of which the same keeps the outputs of all-to-all exchanges."""
+    compiles_parts: bool = False
+    """Of a compiled block with experts each module is compiled apart, inside of the block's checkpoint (torchtitan)."""
     exchanges_rows: bool = False
     """Rows of experts are sorted again after their exchange, while the rows that were sent stay (torchtitan)."""
     graph_keeps_matmuls: bool = False
@@ -234,8 +235,7 @@ class Habits:
     packed_weights: bool = False
     """Queries, keys and values are one weight and so are gate and up, whatever the architecture (Megatron-LM)."""
     layer_wise: bool = False
-    """Muon and SOAP are those of NVIDIA's Emerging-Optimizers, which update whole tensors: ranks that share the states
-    have different ones (Megatron-LM)."""
+    """Muon and SOAP of NVIDIA's Emerging-Optimizers update whole tensors: ranks of one state have different ones."""
     optimizer_impl: str = "foreach"
     """The form of the optimizer's step by default: `foreach`, `fused` or `loop`."""
     loss: str = "standard"

@@ -120,6 +120,10 @@ class _References:
         else:
             self.take(text, name)
 
+    def handed(self, named: Path) -> list[Path]:
+        """Of the files that were given, those of that name, which says where it lies seen from another folder."""
+        return sorted(path for path in self.given if path.name == named.name)
+
     def follow(self, config: Config, reference: Reference) -> None:
         """Read a file that another one names; of those that its framework ships the one that it ships."""
         origin = config.document.path
@@ -127,7 +131,7 @@ class _References:
         named = Path(reference.path)
         starts = (folder, Path(), *self.folders)
         candidates = [named] if named.is_absolute() else [start / named for start in starts]
-        path = next((candidate for candidate in candidates if there(candidate)), candidates[0])
+        path = next((candidate for candidate in (*candidates, *self.handed(named)) if there(candidate)), candidates[0])
         message = f"{origin.name} names {shown(reference.path)}"
         if not there(path) and (known := shipped(config.format, reference.path)) is not None:
             says = f"{reference.path} is not there: counted as {COMMITS[config.format]} ships it, which no edit changes"

@@ -185,7 +185,12 @@ def _replicas(job: MergedJob, dirs: tuple[str, ...]) -> None:
     name = job.facts.get("node")
     node = catalog.node(str(name), dirs) if name else catalog.node_for(catalog.gpu(str(job.facts["gpu"]), dirs), dirs)
     each = int(job.facts.get("gpus_per_node") or node.gpus_per_host)
-    replicas = int(job.options["gpus"]) // (int(shards) * job.ways or each)
+    gpus, group = int(job.options["gpus"]), int(shards) * job.ways
+    if group and gpus % group and job.origins["dp_shard"][0].format == "axolotl":  # _get_parallel_config_kwargs
+        field, times = job.origins["dp_shard"][1].field, f" × {job.ways} ranks of other degrees" * (job.ways > 1)
+        message = f"{field} is {shards}{times}, which does not divide {gpus} GPUs; the job fails at startup"
+        job.note("error", "MC106", "dp_shard", message, f"{field} {gpus // job.ways}")
+    replicas = gpus // (group or each)
     if replicas > 1:
         job.options["dp_replicate"] = replicas
 

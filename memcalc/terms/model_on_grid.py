@@ -134,12 +134,12 @@ class ModelOnGrid:
     @cached_property
     def settings(self) -> tuple[BlockConfig, ...]:
         """How blocks run under each precision of the grid."""
-        return block_settings(self.grid, wide_residual=self.model.wide_residual)
+        return block_settings(self.grid, self.model)
 
     @cached_property
     def gathering_settings(self) -> tuple[BlockConfig, ...] | None:
         """The same where only some layouts have sequence parallelism, for those; else None."""
-        return gathering_settings(self.grid)
+        return gathering_settings(self.grid, self.model)
 
     @cached_property
     def count(self) -> ParameterCount:

@@ -27,33 +27,29 @@ PACKED_BITS = {"none": 0, "int8": 8, "int4": 4}
 COMPILED_LOSS = ("blocks+loss", "loss")
 
 
-def block_settings(grid: Grid, *, wide_residual: bool = False) -> tuple[BlockConfig, ...]:
-    """How blocks run under each precision of the grid.
-
-    With the gathers of sequence parallelism where all layouts have it. ``wide_residual``: the model keeps its residual
-    stream in fp32.
-    """
+def block_settings(grid: Grid, model: Model) -> tuple[BlockConfig, ...]:
+    """How blocks run under each precision of the grid; sequence parallelism gathers where all layouts have it."""
     sequence = grid.habits.gathers_inputs and bool(np.all(grid.sequence_shard > 1))
-    settings = (_setting(grid, precision, wide_residual) for precision in grid.precisions)
+    settings = (_setting(grid, precision, model) for precision in grid.precisions)
     return tuple(replace(setting, gathered_input_saved=sequence) for setting in settings)
 
 
-def gathering_settings(grid: Grid) -> tuple[BlockConfig, ...] | None:
+def gathering_settings(grid: Grid, model: Model) -> tuple[BlockConfig, ...] | None:
     """The same with the gathers, where only some layouts have sequence parallelism; else None."""
     some = grid.habits.gathers_inputs and bool(np.any(grid.sequence_shard > 1))
     if not some or bool(np.all(grid.sequence_shard > 1)):
         return None
-    return tuple(replace(setting, gathered_input_saved=True) for setting in block_settings(grid))
+    return tuple(replace(setting, gathered_input_saved=True) for setting in block_settings(grid, model))
 
 
-def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
+def _setting(grid: Grid, precision: str, model: Model) -> BlockConfig:
     fixed, habits = grid.fixed, grid.habits
     width = 4 if precision == "fp32" or precision.endswith("-autocast") else 2
     wide_norms = fixed.prepare_kbit and fixed.quantize != "none"
     return BlockConfig(
         weight=width,
-        residual=WIDE if wide_norms or wide_residual else width,
-        casts_input=wide_residual and grid.habits.casts_inputs and precision.endswith("-mixed"),
+        residual=WIDE if wide_norms or model.wide_residual else width,
+        casts_input=model.wide_residual and grid.habits.casts_inputs and precision.endswith("-mixed"),
         autocast=precision.endswith("-autocast") or fixed.autocast,
         kernels=fixed.kernels,
         cp_kind=fixed.cp_kind,
@@ -64,11 +60,12 @@ def _setting(grid: Grid, precision: str, wide_residual: bool) -> BlockConfig:
         gathers_logits=habits.gathers_inputs,
         rotary=habits.rotary,
         compiled=fixed.compile in COMPILED_BLOCKS,
+        compiled_parts=habits.compiles_parts and fixed.compile in COMPILED_BLOCKS,
         compressed=PACKED_BITS[fixed.compress_activations],
         grouped_kernel=not habits.repeats_keys,
         keeps_every_matmul=fixed.fsdp_schedule == "simple" and habits.graph_keeps_matmuls,
         keeps_attention=fixed.attention in habits.saved_attention,
-        keeps_exchange=habits.keeps_exchange,
+        keeps_exchange=model.architecture in habits.keeps_exchange,
         exchanges_rows=habits.exchanges_rows,
         reentrant=is_reentrant(grid),
         stops_early=habits.stops_early and not is_reentrant(grid),

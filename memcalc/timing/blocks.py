@@ -229,7 +229,8 @@ class BlockWork:
             return (), False
         if policy.kind == "selective-ops":
             first = self.activations.settings[0]
-            again = () if first.keeps_every_matmul else self.matrices[1::2]
+            apart = first.compiled_parts and self.activations.group.block.is_moe
+            again = () if first.keeps_every_matmul else self.matrices if apart else self.matrices[1::2]
             return self._unfinished(again), not first.keeps_attention
         if policy.kind == "parts":
             return self._parts(policy.parts)

@@ -146,8 +146,9 @@ class BlockConfig:
     rotary: str = ""
     """`fused`: the rotary embedding in one step whatever ``kernels`` says."""
     compiled: bool = False
-    """Blocks are compiled: norms, rotary embedding and activations are kernels of their own, and what is kept for
-    backward is what :mod:`memcalc.trace.partition` finds."""
+    """Blocks are compiled: norms, rotary and activations are kernels, and :mod:`memcalc.trace.partition` cuts."""
+    compiled_parts: bool = False
+    """Modules of blocks with experts are, each inside of the checkpoint, whose policy sees none of their matmuls."""
     compressed: int = 0
     """Bits an element of what hooks pack of the saved tensors; 0 where these stay as they are."""
     keeps_attention: bool = True
@@ -159,8 +160,7 @@ class BlockConfig:
     exchanges_rows: bool = False
     """Rows of experts are exchanged and sorted once more, as torchtitan does it."""
     gathered_input_saved: bool = False
-    """With sequence parallelism a column-parallel matmul keeps the gathered input (DTensor) instead of gathering it
-    again in backward (Megatron)."""
+    """Under sequence parallelism a column-parallel matmul keeps its gathered input (DTensor; Megatron does not)."""
     gathers_logits: bool = False
     """Whole logits under TP are put together from the ranks' parts of the vocabulary (DTensor)."""
     cp_kind: str = "ring"

@@ -371,17 +371,20 @@ def _forward(tape: Tape, block: Block, setting: BlockConfig, policy: str, start:
         tape.copies_weights = setting.autocast
         return checkpoint(tape, run, start, setting.rerun, partitioned=setting.partitioned)
     if policy == "selective-ops":
-        return selective(tape, run, start, setting.rerun, partial(kept_operator, setting))
+        apart = setting.compiled_parts and block.is_moe
+        return selective(tape, run, start, setting.rerun, partial(kept_operator, setting, apart))
     return run(*start)
 
 
-def kept_operator(setting: BlockConfig, kind: str, number: int) -> bool:
+def kept_operator(setting: BlockConfig, apart: bool, kind: str, number: int) -> bool:
     """The operators whose outputs torchtitan keeps: communication, attention, every second matmul from the first on.
 
-    Source: torchtitan ``parallelize_llama.py`` (9dec370), ``_save_list`` and ``_custom_policy``.
+    Of modules that are compiled ``apart``, inside of the checkpoint, its policy sees what Inductor calls by name,
+    attention and collectives, but not ``aten.mm.out``. Source: torchtitan ``parallelize_llama.py`` (9dec370),
+    ``_save_list`` and ``_custom_policy``; torch 2.13 ``utils/checkpoint.py``, ``ignore_compile_internals``.
     """
     if kind == "mm":
-        return number % 2 == 0 or setting.keeps_every_matmul
+        return not apart and (number % 2 == 0 or setting.keeps_every_matmul)
     if kind == "all-to-all":
         return setting.keeps_exchange
     return kind == "reduce-scatter" or (kind == "sdpa" and setting.keeps_attention)

@@ -105,6 +105,16 @@ def test_an_expert_is_split_over_a_divisor_or_a_multiple_of_the_other_ranks() ->
             call(**EXPERTS, **split, tp=2)
 
 
+def test_a_refusal_of_expert_ranks_names_the_setting_under_which_there_are_enough() -> None:
+    words = {**EXPERTS, "tp": 4, "ep": 8}
+    allowed = "must be a divisor of dp x cp = 2; of 8 where no expert is split: --set strategy.etp=1"
+    with pytest.raises(InputError, match=allowed):
+        memcalc.estimate(**words)
+    assert memcalc.estimate(**words, settings={"strategy.etp": 1}).strategy.ep == 8
+    with pytest.raises(InputError, match=r"must be a divisor of dp x cp = 2\.$"):
+        memcalc.estimate(**{**words, "ep": 16})
+
+
 def test_a_search_lists_what_an_estimate_takes() -> None:
     split = {"settings": {"strategy.etp": 2}}
     plans = memcalc.plan(**EXPERTS, **split).plans

@@ -8,6 +8,7 @@ input, weights and views of them.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -199,3 +200,59 @@ def test_the_partitioner_itself_on_small_classes(family: str, attention: str) ->
     setting = settings(compiled=True, attention=attention, windowed=window is not None and window <= SEQ)
     kept = sum(bytes_of(record, BATCH, SEQ) for record in trace(block, setting).kept_records)
     assert kept == kept_by_the_partitioner(family, attention)
+
+
+EXPERTS = load_model("qwen3-30b-a3b").main.block
+IN_PARTS = BlockConfig(dropout=False, stops_early=False, compiled=True, compiled_parts=True)
+
+
+def kept_outputs(setting: BlockConfig) -> set[str]:
+    kept = trace(EXPERTS, setting, "selective-ops").kept_records
+    return {record.name for record in kept} - {"block input"}
+
+
+def test_a_policy_around_compiled_modules_keeps_attention_and_no_matmul() -> None:
+    """As :func:`test_what_a_policy_sees_of_a_compiled_module`; exchanges are called between the modules, in eager."""
+    assert kept_outputs(IN_PARTS) == {"attention output", "attention logsumexp"}
+    assert "query projection output" in kept_outputs(replace(IN_PARTS, compiled_parts=False))
+    assert len(kept_outputs(replace(IN_PARTS, exchanges_rows=True, keeps_exchange=True))) == 4
+
+
+def test_a_block_without_experts_is_compiled_whole() -> None:
+    block = load_model("qwen3-0.6b").main.block
+    settings = (replace(IN_PARTS, compiled_parts=parts) for parts in (False, True))
+    kept = [trace(block, setting, "selective-ops").kept_records for setting in settings]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.slow
+def test_what_a_policy_sees_of_a_compiled_module() -> None:
+    """Inductor writes a matmul's output where it wants it (``aten.mm.out``) and calls attention by its own name."""
+    import torch
+    from torch import nn
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    class Attend(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(64, 192, bias=False), nn.Linear(64, 64, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.view(2, 32, 4, 16).transpose(1, 2) for part in self.into(x).chunk(3, dim=-1))
+            heads = scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.out(heads.transpose(1, 2).reshape(2, 32, 64))
+
+    seen: list[str] = []
+
+    def policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        seen.append(str(operator))
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    attend = torch.compile(Attend(), fullgraph=True)
+    x = torch.randn(2, 32, 64, requires_grad=True)
+    for _ in range(2):  # Dynamo compiles in the first
+        seen.clear()
+        contexts = lambda: create_selective_checkpoint_contexts(policy)  # noqa: E731
+        checkpoint(attend, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    assert seen == ["aten.mm.out", "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.mm.out"]

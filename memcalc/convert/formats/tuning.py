@@ -31,6 +31,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "embed_tokens": ("embedding",), "wte": ("embedding",), "word_embeddings": ("embedding",),
     "embed_in": ("embedding",), "embeddings": ("embedding",),
     **{f"self_attn.{target}_proj": (target,) for target in "qkvo"}, "attn.c_attn": ("qkv",),
+    "linear_attn.out_proj": ("mixer_out",), "linear_attn.in_proj_qkvz": ("mixer_in",),
+    "linear_attn.in_proj_ba": ("mixer_in",), "in_proj_qkvz": ("mixer_in",), "in_proj_ba": ("mixer_in",),
+    "linear_attn.in_proj_qkv": ("mixer_in",), "linear_attn.in_proj_z": ("mixer_in",), "in_proj_qkv": ("mixer_in",),
+    "in_proj_z": ("mixer_in",), "linear_attn.in_proj_b": ("mixer_in",), "linear_attn.in_proj_a": ("mixer_in",),
+    "in_proj_b": ("mixer_in",), "in_proj_a": ("mixer_in",),
 }  # fmt: skip
 """By the name of a layer, or the end of its path: which of memcalc's targets it is (PEFT 0.21, tuners/tuners_utils.py,
 check_target_module_exists). GPT-2's ``c_proj`` is in attention and in the MLP."""
@@ -121,7 +126,8 @@ def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False
     if targets := targets_of(names) or targets_of_pattern(str(reader.raw(key, ""))):
         reader.set("lora", f"{rank}:{','.join(targets)}", key)
     else:
-        listed = ",".join(map(str, names))[:60]
+        unknown = [name for name in map(str, names) if name not in LAYERS] or names
+        listed = ",".join(map(str, unknown))[:60]
         reason = f"names layers that memcalc does not know ({listed})" if listed else "names no layer at all"
         reader.ask("lora", key, listed, reason)
 
@@ -137,6 +143,7 @@ def set_dora(reader: ConfigReader, *, quantised: bool) -> None:
 _BLOCKS = (
     "model.layers",
     "model.language_model.layers",
+    "model.text_model.layers",
     "language_model.model.layers",
     "base_model.model.model.layers",
 )

@@ -98,3 +98,15 @@ def test_fsdp1_has_one_replica_a_node() -> None:
     words = {**JOB, "framework": "fsdp1", "zero": 3, "dp_replicate": 2}
     with pytest.raises(CombinationError, match="one replica per node: 4"):
         exported(saved_plan(memcalc.plan(**words, top=1), 1), "accelerate")
+
+
+@pytest.mark.parametrize(("gpus", "says"), [(8, ["dp_shard_size is 16, which does not divide 8 GPUs"]), (32, [])])
+def test_shards_that_no_number_of_replicas_makes_the_ranks(gpus: int, says: list[str], tmp_path: Path) -> None:
+    """In axolotl 0.18 (utils/distributed.py) a mesh is of 16 ranks, or of two replicas of 16."""
+    text = "base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 1\nfsdp_version: 2\ndp_shard_size: 16\n"
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{text}fsdp_config:\n  offload_params: false\n", encoding="utf-8")
+    answer = check([str(path)], gpu="h100", gpus=gpus, seq_len=2048)
+    found = [one for file in answer.files for one in file.findings if one.field == "dp_shard_size"]
+    assert [one.message.partition(";")[0] for one in found] == says
+    assert answer.estimate.strategy.dp_replicate == max(gpus // 16, 1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memcalc import catalog
+from memcalc import catalog, check
 from memcalc.convert.formats.base import ConfigJob
 from memcalc.convert.formats.trainer_writer import layer_names, sizes
-from memcalc.convert.formats.tuning import targets_of
-from memcalc.errors import CombinationError
+from memcalc.convert.formats.tuning import targets_of, targets_of_pattern
+from memcalc.errors import CombinationError, MissingError
 from memcalc.frameworks import habits_of
 from memcalc.planner.adapted_layers import resolved_targets
 from memcalc.specs.adapters import Lora
@@ -74,6 +75,8 @@ def test_a_config_without_a_class_is_known_by_its_model_type() -> None:
         ("llama-3.2-1b", ["self_attn.q_proj", "self_attn.k_proj", "up_proj"]),
         ("qwen3-0.6b", ["self_attn.v_proj", "self_attn.o_proj"]),
         ("gpt2", ["attn.c_attn"]),
+        ("qwen3-next-80b-a3b", ["linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"]),
+        ("qwen3-next-80b-a3b", ["in_proj_qkvz", "in_proj_ba", "o_proj"]),
     ],
 )
 def test_the_end_of_a_layers_path_names_it(name: str, names: list[str]) -> None:
@@ -84,3 +87,55 @@ def test_the_end_of_a_layers_path_names_it(name: str, names: list[str]) -> None:
     resolved = resolved_targets(Lora(rank=RANK, targets=read), spec, habits_of("hf"))
     counted = sum(group.count * sum(block_adapters(group.block, RANK, resolved)) for group in spec.groups)
     assert trainable(peft, spec, names) == counted
+
+
+SMOLVLM = r"model.text_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "targets"),
+    [(SMOLVLM, ("q", "k", "v", "o", "gate", "up", "down")), (SMOLVLM.replace("text_", "vision_"), ())],
+)
+def test_a_pattern_finds_the_blocks_of_a_text_model(pattern: str, targets: tuple[str, ...]) -> None:
+    """Idefics 3 and SmolVLM: ``modeling_smolvlm.py``, SmolVLMModel.text_model."""
+    transformers = pytest.importorskip("transformers")
+    import re
+
+    import torch
+
+    kind = transformers.models.smolvlm
+    text = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}
+    text |= {"intermediate_size": 96, "pad_token_id": 0}
+    vision = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}
+    with torch.device("meta"):
+        model = kind.SmolVLMForConditionalGeneration(kind.SmolVLMConfig(text_config=text, vision_config=vision))
+    found = {
+        name.split(".")[-1].removesuffix("_proj") for name, _ in model.named_modules() if re.fullmatch(SMOLVLM, name)
+    }
+    read = targets_of_pattern(pattern)
+    assert found == {"q", "k", "v", "o", "gate", "up", "down"}
+    assert read == targets
+
+
+def test_a_refusal_names_the_unknown_layers_alone(tmp_path: Path) -> None:
+    """PEFT would find the shared expert's layers alone, which no target of memcalc's is."""
+    listed = "[linear_attn.in_proj_ba, q_proj, shared_expert.up_proj]"
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        f"base_model: Qwen/Qwen3-Next-80B-A3B-Instruct\nadapter: lora\nlora_r: 8\nlora_target_modules: {listed}\n"
+    )
+    with pytest.raises(MissingError, match=r"memcalc does not know \(shared_expert\.up_proj\)"):
+        check([str(path)], gpu="h200", gpus=1, seq_len=128)
+
+
+def test_a_file_that_is_given_is_the_one_that_a_script_names(tmp_path: Path) -> None:
+    """A script's path is that of the folder in which the job starts; the file beside it was given from elsewhere."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    script = tmp_path / "jobs" / "train.sh"
+    words = "--model Qwen/Qwen2.5-0.5B --tuner_type full --torch_dtype bfloat16 --max_length 512"
+    script.write_text(f"NPROC_PER_NODE=2 swift sft {words} --deepspeed ./configs/ds.json\n")
+    with pytest.raises(MissingError, match="is neither here nor beside it"):
+        check([str(script)], gpu="h100")
+    given = check([str(script), str(tmp_path / "ds.json")], gpu="h100").estimate
+    assert (given.strategy.zero, given.strategy.framework) == (2, "deepspeed")
