@@ -111,7 +111,7 @@ class Tiled(Chunked):
                 names.drop(*["head, cast"] * (not kept))
 
     def backward(self, names: Names) -> tuple[int, int]:
-        """The same, as copies in the widths of hidden states and head; then back to all tokens, and to all positions."""
+        """The same, as copies in the widths of hidden states and head; then back to all tokens and positions."""
         wide = self.tokens * self.hidden * 4
         names.bind("fp32 input", wide)
         names.bind("fp32 weight", self.learned * 4)
