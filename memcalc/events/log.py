@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memcalc.trace.template import Template
 
 Event = tuple[str, int, int, int, str]
-"""Kind (alloc, free or mark), key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
+"""Kind, key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
 COMPUTE, GATHER, REDUCE, CONTEXT = 0, 1, 2, 3
 """The streams."""
 Script = list[tuple[list[Event], int | None]]
@@ -54,9 +54,41 @@ class Log:
             self.free(key)
         keys.clear()
 
+    def pass_through(self, sizes: list[int], stream: int, name: str) -> None:
+        """Tensors of which each is freed while a stream still has it, which comes to its end after the last of them."""
+        keys = []
+        for size in sizes:
+            keys.append(self.alloc(size, COMPUTE, name))
+            self.events.append(("drop", keys[-1], 0, stream, ""))
+        self.events.append(("sync", 0, 0, stream, ""))
+        self.free_all(keys)
+
     def mark(self, phase: str) -> None:
         """A phase begins."""
         self.events.append(("mark", 0, 0, 0, phase))
+
+
+@dataclass
+class Names:
+    """Tensors by the names that a function has for them: one bound anew lets go of what it had once that is made."""
+
+    log: Log
+    keys: dict[str, int] = field(default_factory=dict)
+
+    def bind(self, name: str, size: int) -> None:
+        """Make a tensor."""
+        key = self.log.alloc(size, COMPUTE, name)
+        self.drop(name)
+        self.keys[name] = key
+
+    def drop(self, *names: str) -> None:
+        """Let go of tensors that are there."""
+        for name in names:
+            self.log.free(self.take(name))
+
+    def take(self, name: str) -> int:
+        """Hand a tensor over to another owner."""
+        return self.keys.pop(name, 0)
 
 
 @dataclass

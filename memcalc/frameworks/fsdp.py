@@ -198,9 +198,11 @@ HF = like(
     losses=losses.TRAINER,
     source="transformers 5.23 loss/loss_utils.py, integrations/moe.py; 5.0 modeling_utils.py: use_reentrant is False",
 )
+HF_50 = like(HF, "hf", losses=losses.TRAINER_50)
 HF_449 = like(
     HF,
     "hf",
+    losses=losses.TRAINER_449,
     optimizer_impl="foreach",  # adamw_torch
     reentrant=True,
     expert_loop=True,
@@ -211,6 +213,7 @@ HF_449 = like(
 HF_446 = like(
     HF_449,
     "hf",
+    broadcasts_ahead=True,  # PyTorch 2.5
     in_place_kernels=("norms",),  # as in its loss: fms-acceleration's, which leave the MLP to the class
     losses={**losses.HUGGING_FACE, "standard": losses.HF_446, "fused-kernel": losses.HF_446_IN_PLACE},
     source=losses.HF_446.source,
@@ -229,7 +232,8 @@ HF_40 = like(
     HF_435, "hf", zeroes_gradients=True, source="transformers 4.26 trainer.py: model.zero_grad(), before torch 2.0"
 )
 
-HF_ERAS = {"hf": (("4.0", HF_40), ("4.27", HF_435), ("4.36", HF_445), ("4.46", HF_446), ("4.49", HF_449), ("5.0", HF))}
+HF_OLD = (("4.0", HF_40), ("4.27", HF_435), ("4.36", HF_445), ("4.46", HF_446), ("4.49", HF_449))
+HF_ERAS = {"hf": (*HF_OLD, ("5.0", HF_50), ("5.17", HF))}
 HF_RELEASED = {
     "4.0": "2020-11",
     "4.27": "2023-03",
@@ -237,6 +241,7 @@ HF_RELEASED = {
     "4.46": "2024-10",
     "4.49": "2025-02",
     "5.0": "2026-01",
+    "5.17": "2026-09",
 }
 """The months of the releases with which the eras begin (pypi.org/project/transformers), for an era given as a month."""
 
@@ -262,4 +267,8 @@ DDP = like(
     source="torch/nn/parallel/distributed.py, torch 2.13",
 )
 
-PLAIN_ERAS = {"plain": (("2.4", PLAIN),), "ddp": (("2.4", DDP),)}
+DDP_24 = like(
+    DDP, "ddp", broadcasts_ahead=True,
+    source="torch/csrc/distributed/c10d/comm.cpp, ProcessGroupNCCL.cpp (recordStream), torch 2.4 to 2.7",
+)  # fmt: skip
+PLAIN_ERAS = {"plain": (("2.4", PLAIN),), "ddp": (("2.4", DDP_24), ("2.8", DDP))}
