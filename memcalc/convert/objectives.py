@@ -116,10 +116,12 @@ def refuse_library(where: str, script: str, flags: Iterable[str] = (), form: str
         )
 
 
-def refuse_pictures(where: str, script: str) -> None:
-    """Refuse a script that is named after a model of pictures made by diffusion."""
-    parts = re.split(r"[_.-]+", script.rpartition("/")[2].lower())
-    if named := [part for part in parts if part in _TABLES["pictures"]["words"].split()]:
+def refuse_pictures(where: str, script: str, flags: Iterable[str] = ()) -> None:
+    """Refuse a script that is named after a model of pictures made by diffusion, or has such a trainer's ``flags``."""
+    words, needed, sizes = ({*_TABLES["pictures"][part].split()} for part in ("words", "flags", "sizes"))
+    parts = dict.fromkeys(re.split(r"[_.-]+", script.rpartition("/")[2].lower()))
+    named = [part for part in parts if part in words]
+    if named := named or (needed <= {*flags} and sorted(sizes & {*flags})):
         raise ObjectiveError(
             f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
         )

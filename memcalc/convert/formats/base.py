@@ -137,7 +137,7 @@ class ConfigJob:
 
 
 FORMATS: dict[str, tuple[Kind, ...]] = {
-    "unread": ("yaml", "json"), "deepspeed": ("json",),
+    "unread": ("yaml", "json", "toml"), "deepspeed": ("json",),
     "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "swift_megatron": ("yaml", "json"),
     "swift": ("yaml", "json"), "axolotl": ("yaml",),
     "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),

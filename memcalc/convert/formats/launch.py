@@ -240,9 +240,9 @@ def _check_objective(launch: Launch, name: str) -> None:
     form = format_of(launch)
     nanotron = launch.script.endswith("run_train.py") and "config_file" in flags_of(launch.arguments)
     refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments), form)
+    refuse_pictures(name, launch.script, flags_of(launch.arguments))
     if form in ROLES:
         return
-    refuse_pictures(name, launch.script)
     refuse_heads(name, launch.script)
     method = method_of_script(recipe_of(launch))
     if launch.launcher not in ("axolotl", "litgpt", "swift", "megatron") and not _by_trl(form, method):
