@@ -39,6 +39,8 @@ def format_of(launch: Launch) -> str:
         return "swift_megatron" if match[1] else "swift"
     if any(token.text.lstrip("+").startswith("actor_rollout_ref.") for token in launch.arguments):
         return "verl"
+    if re.search(r"(^|[./])verl[./]trainer[./]sft_trainer(_ray)?(\.py)?$", script):
+        return "verl_tuning"
     if re.search(r"(^|/)examples/run_(grpo|dpo|rm|ppo)\w*\.py$", script) and launch.arguments:
         return "nemo_rl"
     if script.startswith("openrlhf.cli.") or "/openrlhf/cli/" in f"/{script}":
@@ -105,6 +107,7 @@ class ArgumentSource:
             "megatron": self._megatron, "axolotl": self._axolotl, "torchtune": self._torchtune,
             "torchtitan": self._torchtitan, "litgpt": self._litgpt, "swift": self._swift,
             "swift_megatron": self._swift, "verl": self._verl, "openrlhf": self._commanded,
+            "verl_tuning": self._grouped,
         }  # fmt: skip
         references += particular.get(name, self._plain)(name) if name else []
         config = _valued(self.launch.arguments, *_DEEPSPEED_FLAGS)
@@ -194,6 +197,14 @@ class ArgumentSource:
         command = self.launch.script.removesuffix(".py").replace("/", ".").rpartition(".")[2]
         flags = self._document([Token("--command"), Token(command), *self.launch.arguments])
         return [Reference(name, document=flags, field=self.launch.script)]
+
+    def _grouped(self, name: str) -> list[Reference]:
+        """`key=value` beside the script's name; a whole group (`engine=fsdp`) is no table, and has its own name."""
+        command = self.launch.name.rpartition(".")[2]
+        groups = (re.sub(r"^(engine|optim|model)=", r"\1_group=", token.text) for token in self.launch.arguments)
+        tokens = [replace(token, text=text) for token, text in zip(self.launch.arguments, groups, strict=True)]
+        pairs = self._document([Token(f"command={command}"), *tokens], pairs=True)
+        return [Reference(name, document=pairs, field=self.launch.script)]
 
     def _over_config(self, name: str, config: Token, tokens: Sequence[Token]) -> list[Reference]:
         """The file that `--config` names, with the other flags over it."""

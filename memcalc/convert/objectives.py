@@ -26,7 +26,7 @@ ALGORITHMS = {
     "simpo": "simpo", "cpo": "simpo", "reward": "reward", "gdpo": "grpo",
 }  # fmt: skip
 """By method the algorithm of ``memcalc rl`` that has its roles; CPO's are those of SimPO."""
-ROLES = ("verl", "openrlhf", "nemo_rl")
+ROLES = ("verl", "verl_tuning", "openrlhf", "nemo_rl")
 """Formats of post-training, whose arguments say what is trained."""
 SUPERVISED = "has no figures for this"
 _SWITCHES = re.compile(_TABLES["switches"]["choose"])

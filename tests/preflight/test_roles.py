@@ -644,3 +644,72 @@ def test_such_files_have_no_estimate_and_are_compared_as_post_training(tmp_path:
         assert side.phases == memcalc.rl(**told | {"micro_batch": size}, advice=False).phases
     with pytest.raises(ObjectiveError, match="train by DPO"):
         check_estimate([str(path)], gpu="h100", gpus=1)
+
+
+# ---------------------------------------------------------------- verl's supervised fine-tuning
+
+TUNED = (
+    "torchrun --standalone --nnodes=1 --nproc-per-node=8 -m verl.trainer.sft_trainer data.train_batch_size=96 "
+    "data.max_length=4096 model.path=Qwen/Qwen3-8B engine=fsdp optim=fsdp engine.strategy=fsdp2 engine.fsdp_size=4 "
+)
+TUNED_WORDS = {
+    "algorithm": "sft", "framework": "verl", "model": "qwen3-8b", "gpu": "h100", "gpus": 8, "trainer": "fsdp2",
+    "prompt": 2048, "response": 2048, "mini_batch": 96, "park": "none", "recompute": "full",
+}  # fmt: skip
+
+
+def test_fine_tuning_by_verl(tmp_path: Path) -> None:
+    """A group that is chosen as a whole (`engine=fsdp`) leaves what stands beside it of the same table."""
+    found = words(tmp_path, "run.sh", f"{TUNED} model.lora_rank=16 data.max_token_len_per_gpu=16384 optim.lr=1e-5\n")
+    sharded = {"dp_replicate": 2, "lora": "16:all-linear", "micro_tokens": 16384}
+    assert found == {**TUNED_WORDS, **sharded}
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert not [text for text in answer.warnings if "is not a setting" in text]
+
+
+def test_what_verls_fine_tuning_does_by_default(tmp_path: Path) -> None:
+    """trainer/config/sft_trainer_engine.yaml: 8,192 tokens a rank, of rows of up to 1,024, by FSDP 1."""
+    line = "python3 -m verl.trainer.sft_trainer_ray model.path=Qwen/Qwen3-8B trainer.n_gpus_per_node=4\n"
+    found = words(tmp_path, "run.sh", line)
+    usual = {"gpus": 4, "trainer": "fsdp1", "prompt": 512, "response": 512, "micro_tokens": 8192, "mini_batch": 256}
+    assert found == {**TUNED_WORDS, **usual}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch"),
+    [
+        ("data.use_dynamic_bsz=False data.micro_batch_size_per_gpu=2", {"micro_batch": 2}),
+        ("data.use_dynamic_bsz=False", {"micro_batch": 4}),
+        ("data.use_dynamic_bsz=False engine.ulysses_sequence_parallel_size=2", {"micro_batch": 2}),
+        ("data.max_token_len_per_gpu=2048", {"micro_tokens": 4096}),
+        ("data.max_token_len_per_gpu=2048 engine.ulysses_sequence_parallel_size=2", {"micro_tokens": 4096}),
+        ("data.max_token_len_per_gpu=8192 engine.ulysses_sequence_parallel_size=2", {"micro_tokens": 8192}),
+    ],
+)
+def test_micro_batches_of_verls_fine_tuning(tmp_path: Path, overrides: str, batch: dict[str, int]) -> None:
+    """Ranks that share sequences take equal parts of a micro-batch; a budget below a row would stop the job."""
+    found = words(tmp_path, "run.sh", f"{TUNED} {overrides}\n")
+    assert {name: found[name] for name in ("micro_batch", "micro_tokens") if name in found} == batch
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("engine=megatron", "fine-tunes by verl's megatron"),
+        ("engine.strategy=veomni", "fine-tunes by verl's veomni"),
+        ("data.pad_mode=right", "pads its rows"),
+    ],
+)
+def test_what_of_verls_fine_tuning_has_no_figures(tmp_path: Path, overrides: str, says: str) -> None:
+    with pytest.raises(ObjectiveError, match=says):
+        words(tmp_path, "run.sh", f"{TUNED} {overrides}\n")
+
+
+def test_a_config_of_verls_fine_tuning_is_asked_for_its_gpus(tmp_path: Path) -> None:
+    """The trainer takes them from torchrun."""
+    text = (
+        "data: {max_length: 4096, max_token_len_per_gpu: 8192}\nmodel: {path: Qwen/Qwen3-8B}\n"
+        "engine: {strategy: fsdp2}\ntrainer: {n_gpus_per_node: 8}\n"
+    )
+    assert "--gpus" in asked(tmp_path, "sft.yaml", text)
+    assert words(tmp_path, "sft.yaml", text, gpus=8)["trainer"] == "fsdp2"

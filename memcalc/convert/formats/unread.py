@@ -44,6 +44,7 @@ TRAINERS = (
     Unread("GPT-NeoX", ("pipe_parallel_size", "model_parallel_size")),
     Unread("Anyscale's LLMForge", ("model_id", "context_length", "num_devices")),
     Unread("ArcticTraining", ("type", "model.name_or_path", "data.sources")),
+    Unread("verl's fsdp_sft_trainer", ("data.max_length", "model.partial_pretrain")),
     Unread("AReaL", ("experiment_name", "trial_name", "cluster", "train_dataset")),
     Unread("ROLL", ("exp_name", "pretrain", "actor_train")),
     Unread("ROLL", ("exp_name", "pretrain", "sft_train")),
@@ -55,7 +56,6 @@ TRAINERS = (
     Unread("align-anything", ("train_cfgs", "data_cfgs")),
     Unread("open_lm", ("model", "tokens", "global_bs", "acc")),
     Unread("VeOmni", ("model", "data.train_path", "train.accelerator")),
-    Unread("verl's SFT trainer", ("data.micro_batch_size_per_gpu", "data.max_length", "trainer.n_gpus_per_node")),
 )
 
 

@@ -33,16 +33,17 @@ _OTHERS = re.compile("megatron|veomni|torchtitan|automodel")
 """Names of trainers beside FSDP's."""
 _MEGATRON = re.compile(r"(ppo_)?megatron(_actor|_ref|_critic|_trainer)?(\.yaml)?")
 """Names of the configs by which Megatron-LM trains."""
-_TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
-_BATCHED = 8192
-"""Tokens of an engine's step by default."""
+TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
+"""What shards and trains, by its name."""
+_TOKENS = 16384
+"""Of a micro-batch by default."""
 _DEEPEST = 8
 """References that lead to references."""
 
 
 def read(document: Document) -> Config:
     """Return what verl's keys say of a job."""
-    reader = ConfigReader(replace(document, data=_plain(document.data, document.data)), "verl", "verl 0.10")
+    reader = ConfigReader(replace(document, data=plain(document.data, document.data)), "verl", "verl 0.10")
     if parent := _parent(reader):
         child = replace(document, data={key: value for key, value in document.data.items() if key != "defaults"})
         reader.refer("verl", "defaults", path=parent, over=child)
@@ -63,7 +64,7 @@ def read(document: Document) -> Config:
         if reader.flag(key := f"{_MODEL}.enable_gradient_checkpointing"):
             reader.note("note", "MC004", key, "ignored by verl's Megatron workers: recompute_granularity says it")
     else:
-        _sharded(reader)
+        set_sharded(reader, _MODEL, f"{_ACTOR}.fsdp_config", f"{_ACTOR}.strategy")
     _reference(reader)
     _rollout(reader)
     _critic(reader)
@@ -87,17 +88,17 @@ def _parent(reader: ConfigReader) -> str:
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
-def _plain(value: Any, data: dict[str, Any], depth: int = 0) -> Any:
+def plain(value: Any, data: dict[str, Any], depth: int = 0) -> Any:
     """A value as YAML has it: flags have `null` as a word, and a reference of Hydra is what it leads to, or nothing."""
     if isinstance(value, dict):
-        return {key: _plain(inner, data, depth) for key, inner in value.items()}
+        return {key: plain(inner, data, depth) for key, inner in value.items()}
     if not isinstance(value, str):
         return value
     if match := _REFERENCE.fullmatch(value):
         target: Any = data
         for key in match[1].split("."):
             target = target.get(key) if isinstance(target, dict) else None
-        return _plain(target, data, depth + 1) if depth < _DEEPEST and not isinstance(target, dict) else None
+        return plain(target, data, depth + 1) if depth < _DEEPEST and not isinstance(target, dict) else None
     return None if value in ("null", "None", "~", "???") or value.startswith("${") else value
 
 
@@ -121,7 +122,7 @@ def _megatron(reader: ConfigReader) -> bool:
 
 def _refuse_others(reader: ConfigReader) -> None:
     """Refuse what trains otherwise than by FSDP and Megatron-LM, and engines that are not modelled."""
-    other = next((name for name in _stated(reader) if name not in ("", "dp", "megatron", *_TRAINERS)), "")
+    other = next((name for name in _stated(reader) if name not in ("", "dp", "megatron", *TRAINERS)), "")
     if not other:  # of a config that it builds on, or of a group that is chosen
         bases = (name for name in _bases(reader) if not _MEGATRON.fullmatch(name))
         other = next((name for name in bases if _OTHERS.search(name)), "")
@@ -234,7 +235,7 @@ def _batches(reader: ConfigReader) -> None:
     """Tokens of a micro-batch, or samples, which verl has no default for."""
     padded = not reader.flag(key := f"{_MODEL}.use_remove_padding", True)
     if reader.flag(f"{_ACTOR}.use_dynamic_bsz"):
-        budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, low=1) or 16384
+        budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", _TOKENS, low=1) or _TOKENS
         budget *= _ring(reader)
         if (longest := _shared_length(reader)) > budget:
             message = f"{_sharers(reader)} ranks share a sequence: counted with {longest} tokens a rank, as if whole"
@@ -271,7 +272,7 @@ def _log_probs(reader: ConfigReader, budget: int) -> None:
     tokens: dict[str, int] = {}
     for part in (part for part in _READERS if dynamic[part]):
         limit = reader.integer(key := f"{part}.log_prob_max_token_len_per_gpu", low=1) or 0
-        limit = limit * _ring(reader) or budget or _PASS * _ring(reader)
+        limit = limit * _ring(reader) or budget or _TOKENS * _ring(reader)
         tokens[key] = max(limit, _longest(reader))
     if not tokens and not budget:
         most, key = max(rows.values(), key=lambda part: part[0] or 0)
@@ -284,32 +285,31 @@ def _log_probs(reader: ConfigReader, budget: int) -> None:
         reader.set("rl.logprob_tokens", tokens[key], key)
 
 
-_PASS = 16384
-"""Tokens of a pass of log-probabilities where an update says none."""
-
-
-def _trained(reader: ConfigReader) -> None:
-    """What is trained, and by what it is read."""
-    variable = reader.document.unknown.get(split_key(key := f"{_MODEL}.path"), "")
+def set_model(reader: ConfigReader, part: str) -> None:
+    """Set what is trained, and by what it is read."""
+    variable = reader.document.unknown.get(split_key(key := f"{part}.path"), "")
     if model := reader.text(key):
         reader.set("model", model, key)
     else:  # its default is a folder of the authors' home
         reader.ask("model", key, variable or "-", "" if variable else "is not set")
-    if reader.flag(key := f"{_MODEL}.use_fused_kernels"):
+    if reader.flag(key := f"{part}.use_fused_kernels"):
         reader.set("rl.logits", "fused", key)
+
+
+def _trained(reader: ConfigReader) -> None:
+    set_model(reader, _MODEL)
     if reader.flag(key := f"{_ACTOR}.calculate_entropy") or reader.number(key := f"{_ACTOR}.entropy_coeff", 0.0):
         reader.set("rl.entropy", True, key)
     reader.number(f"{_ACTOR}.entropy_coeff")
 
 
-def _sharded(reader: ConfigReader) -> None:
-    """How FSDP keeps and trains it."""
-    reader.set("rl.trainer", reader.one_of(f"{_ACTOR}.strategy", _TRAINERS, "fsdp1"), f"{_ACTOR}.strategy")
-    key = f"{_MODEL}.enable_gradient_checkpointing"
+def set_sharded(reader: ConfigReader, part: str, config: str, strategy: str) -> None:
+    """Set how FSDP keeps and trains it, by the keys of a model and of its engine."""
+    reader.set("rl.trainer", reader.one_of(strategy, TRAINERS, "fsdp1"), strategy)
+    key = f"{part}.enable_gradient_checkpointing"
     reader.set("recompute", "full" if reader.flag(key, True) else "none", key)
-    if reader.flag(key := f"{_MODEL}.enable_activation_offload"):
+    if reader.flag(key := f"{part}.enable_activation_offload"):
         reader.set("offload", ("activations",), key)
-    config = f"{_ACTOR}.fsdp_config"
     if (shards := reader.integer(key := f"{config}.fsdp_size", -1, low=-1)) is not None and shards > 0:
         reader.set("dp_shard", shards, key)  # workers/fsdp_workers.py, create_device_mesh
     if reader.has(key := f"{config}.use_no_sync_for_gradient_accumulation"):
@@ -317,15 +317,15 @@ def _sharded(reader: ConfigReader) -> None:
         reader.set("rl.whole_gradients", reader.flag(key), key)
     if reader.flag(key := f"{config}.offload_policy"):
         reader.set("offload", ("params",), key)
-    parks = [part for part in ("params", "optimizer") if reader.flag(f"{config}.{part.removesuffix('s')}_offload")]
+    parks = [name for name in ("params", "optimizer") if reader.flag(f"{config}.{name.removesuffix('s')}_offload")]
     reader.flag(f"{config}.optimizer_offload")
     reader.set("rl.park", ",".join(parks) or "none", f"{config}.param_offload")
     if reader.text(key := f"{config}.model_dtype", "fp32") in ("bfloat16", "bf16"):
         reader.set("precision", "bf16", key)
-    if rank := reader.integer(key := f"{_MODEL}.lora_rank", 0):
-        everywhere = reader.text(f"{_MODEL}.target_modules", "all-linear") == "all-linear"
+    if rank := reader.integer(key := f"{part}.lora_rank", 0):
+        everywhere = reader.text(f"{part}.target_modules", "all-linear") == "all-linear"
         reader.set("lora", f"{rank}:all-linear" if everywhere else str(rank), key)
-    elif reader.has(key := f"{_MODEL}.lora_adapter_path") or tuple(key.split(".")) in reader.document.unknown:
+    elif reader.has(key := f"{part}.lora_adapter_path") or tuple(key.split(".")) in reader.document.unknown:
         reader.ask("lora", key, "-", "names adapters to go on with, whose rank stands beside them")
 
 
@@ -347,7 +347,7 @@ def _rollout(reader: ConfigReader) -> None:
     key = f"{_ROLLOUT}.gpu_memory_utilization"
     reader.set("rl.utilization", reader.number(key, 0.5), key)
     reader.set_integer("rl.max_seqs", f"{_ROLLOUT}.max_num_seqs", 256)
-    reader.set_integer("rl.max_batched_tokens", f"{_ROLLOUT}.max_num_batched_tokens", _BATCHED)
+    reader.set_integer("rl.max_batched_tokens", f"{_ROLLOUT}.max_num_batched_tokens", 8192)
     if reader.flag(key := f"{_ROLLOUT}.enforce_eager"):
         reader.set("rl.eager", True, key)
     sleeps = "1" if reader.integer(f"{_MODEL}.lora_rank", 0) else "2"
