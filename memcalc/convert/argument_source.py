@@ -184,7 +184,7 @@ class ArgumentSource:
 
     def _verl(self, name: str) -> list[Reference]:
         """`key=value`, over the file of `--config-name` where that is none of verl's own trainers."""
-        pairs = self._document(self.launch.arguments, pairs=True)
+        pairs = self._document([Token(f"command={self.launch.script}"), *self.launch.arguments], pairs=True)
         config, folder = pairs.data.get("config_name"), str(pairs.data.get("config_path", ""))
         stem = str(config or "").removesuffix(".yaml")
         if not stem or stem.endswith("trainer"):

@@ -713,3 +713,54 @@ def test_a_config_of_verls_fine_tuning_is_asked_for_its_gpus(tmp_path: Path) -> 
     )
     assert "--gpus" in asked(tmp_path, "sft.yaml", text)
     assert words(tmp_path, "sft.yaml", text, gpus=8)["trainer"] == "fsdp2"
+
+
+# ---------------------------------------------------------------- what a script of verl's leaves to a run, or to itself
+
+
+def test_a_reward_model_whose_path_a_run_knows_is_not_left_out(tmp_path: Path) -> None:
+    judged = VERL.rstrip() + " reward_model.enable=True reward_model.model.path=$HOME/models/MyJudge\n"
+    assert "--set rl.reward_model=… (line of run.sh: reward_model.model.path" in asked(tmp_path, "run.sh", judged)
+    given = words(tmp_path, "run.sh", judged, settings={"rl.reward_model": "llama-3-8b"})
+    assert given["reward_model"] == "llama-3-8b"
+
+
+def test_a_reward_model_in_an_engine_of_its_own_is_told(tmp_path: Path) -> None:
+    text = VERL.rstrip() + " reward_model.enable=True reward_model.use_reward_loop=True reward_model.model.path=a/b\n"
+    assert "reward_model" not in words(tmp_path, "run.sh", text)
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert any("a reward model in an engine of its own" in text for text in answer.warnings)
+
+
+@pytest.mark.parametrize("module", ["recipe.sppo.main_sppo", "recipe.spin.main_spin", "my.train_agent"])
+def test_another_main_with_verls_arguments_is_asked_what_it_optimizes(tmp_path: Path, module: str) -> None:
+    """The default of verl itself is PPO with a critic, which SPPO, SPIN and others have not."""
+    text = VERL.replace("algorithm.adv_estimator=grpo", "").replace("verl.trainer.main_ppo ", f"{module} ")
+    assert asked(tmp_path, "run.sh", text).startswith("not in run.sh: --set rl.algorithm=… (line of run.sh: ")
+    assert words(tmp_path, "run.sh", text, settings={"rl.algorithm": "grpo"})["algorithm"] == "grpo"
+    known = VERL.replace("verl.trainer.main_ppo ", f"{module} ")
+    assert words(tmp_path, "run.sh", known)["algorithm"] == "grpo"
+
+
+def test_distillation_with_verls_arguments_is_declined(tmp_path: Path) -> None:
+    with pytest.raises(ObjectiveError, match="trains by GKD"):
+        words(tmp_path, "run.sh", VERL.replace("verl.trainer.main_ppo ", "main_gkd "))
+
+
+@pytest.mark.parametrize(
+    ("value", "layers"),
+    [("all-linear", "all-linear"), ("[q_proj,v_proj]", "q,v"), ('\'["gate_proj", "down_proj"]\'', "gate,down")],
+)
+def test_layers_of_verls_adapters(tmp_path: Path, value: str, layers: str) -> None:
+    """A list was counted as the layers that a rank alone stands for."""
+    part = "actor_rollout_ref.model"
+    text = VERL.rstrip() + f" {part}.lora_rank=8 {part}.target_modules={value}\n"
+    assert words(tmp_path, "run.sh", text)["lora"] == f"8:{layers}"
+
+
+def test_attention_of_verls_model(tmp_path: Path) -> None:
+    """It was said to make another model of it, and not counted."""
+    text = VERL.rstrip() + " +actor_rollout_ref.model.override_config.attn_implementation=eager\n"
+    assert words(tmp_path, "run.sh", text)["attention"] == "eager"
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert not any("override_config" in text for text in answer.warnings)
