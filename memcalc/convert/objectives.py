@@ -111,9 +111,17 @@ def refuse_library(where: str, script: str, flags: Iterable[str] = (), form: str
     if library and _TABLES["read"].get(library) not in parts:
         name = _TABLES["libraries"][library]
         raise ObjectiveError(
-            f"{where} starts {name} ({cut(script)}), whose arguments are not read: give memcalc estimate what it "
-            "trains."
+            f"{where} starts {name} ({cut(script)}), whose arguments are not read: {_answering(name, script)}."
         )
+
+
+def _answering(library: str, script: str) -> str:
+    """Which command answers for what a script of a library trains, or that none does."""
+    method = method_of_script(script)
+    if method not in ("", "ppo", "reinforce", *ALGORITHMS):
+        return f"it {METHODS[method]}, for which memcalc has no figures"
+    optimizes = method or (library in _TABLES["optimizing"]["libraries"] and "sft" not in script.lower())
+    return f"give memcalc {'rl' if optimizes else 'estimate'} what it trains"
 
 
 def refuse_pictures(where: str, script: str, flags: Iterable[str] = ()) -> None:

@@ -240,8 +240,8 @@ def _check_objective(launch: Launch, name: str) -> None:
     """Refuse what trains something else than the next token of a decoder."""
     form = format_of(launch)
     nanotron = launch.script.endswith("run_train.py") and "config_file" in flags_of(launch.arguments)
-    refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments), form)
     refuse_pictures(name, launch.script, flags_of(launch.arguments))
+    refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments), form)
     if form in ROLES:
         return
     refuse_heads(name, launch.script)

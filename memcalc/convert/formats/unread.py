@@ -32,6 +32,7 @@ _AS_MEGATRON = (
     "which memcalc does not read: give its model, degrees and batch to memcalc estimate --framework megatron, which it "
     "trains by"
 )
+_AS_RL = "which memcalc does not read: give memcalc rl what it trains"
 TRAINERS = (
     Unread(
         "nanotron",
@@ -45,10 +46,10 @@ TRAINERS = (
     Unread("Anyscale's LLMForge", ("model_id", "context_length", "num_devices")),
     Unread("ArcticTraining", ("type", "model.name_or_path", "data.sources")),
     Unread("verl's fsdp_sft_trainer", ("data.max_length", "model.partial_pretrain")),
-    Unread("AReaL", ("experiment_name", "trial_name", "cluster", "train_dataset")),
-    Unread("ROLL", ("exp_name", "pretrain", "actor_train")),
+    Unread("AReaL", ("experiment_name", "trial_name", "cluster", "train_dataset"), _AS_RL),
+    Unread("ROLL", ("exp_name", "pretrain", "actor_train"), _AS_RL),
     Unread("ROLL", ("exp_name", "pretrain", "sft_train")),
-    Unread("prime-rl", ("orchestrator", "model.name")),
+    Unread("prime-rl", ("orchestrator", "model.name"), _AS_RL),
     Unread("prime-rl", ("model.name", "data.name", "data.seq_len")),
     Unread("NeMo Automodel", ("step_scheduler", "model")),
     Unread("Primus", ("work_group", "modules")),
