@@ -41,7 +41,7 @@ def format_of(launch: Launch) -> str:
         return "verl"
     if re.search(r"(^|[./])verl[./]trainer[./]sft_trainer(_ray)?(\.py)?$", script):
         return "verl_tuning"
-    if re.search(r"(^|/)examples/run_(grpo|dpo|rm|ppo)\w*\.py$", script) and launch.arguments:
+    if re.search(r"(^|/)examples/run_(grpo|dpo|rm|ppo|sft)\w*\.py$", script) and launch.arguments:
         return "nemo_rl"
     if script.startswith("openrlhf.cli.") or "/openrlhf/cli/" in f"/{script}":
         return "openrlhf"

@@ -155,8 +155,9 @@ NEMO = Toolkit(
     "nemo-rl@0.5", trainer="fsdp2", alone="fsdp2", precision="bf16-mixed", zero=3, recompute="none",
     micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="1",
     parks=("optimizer", "params"), empties=True, reads=12, trains=12, entropy=0, completions=False, kl=True, bucket=0,
-    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",), ("fsdp2",)), swaps=True,
+    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",), ("fsdp2",)), swaps=True, scores=True,
     source="NeMo-RL models/policy/workers/dtensor_policy_worker_v2.py, models/automodel/train.py, "
+    "algorithms/loss/loss_functions.py (LossInputType.LOGPROB of NLLLossFn too), "
     "models/generation/vllm/vllm_worker.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
 )  # fmt: skip
 TOOLKITS = {
