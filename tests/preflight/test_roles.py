@@ -758,9 +758,18 @@ def test_layers_of_verls_adapters(tmp_path: Path, value: str, layers: str) -> No
     assert words(tmp_path, "run.sh", text)["lora"] == f"8:{layers}"
 
 
-def test_attention_of_verls_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("override", ["override_config.attn_implementation=eager", "override_config=KERNEL"])
+def test_attention_of_verls_model(tmp_path: Path, override: str) -> None:
     """It was said to make another model of it, and not counted."""
-    text = VERL.rstrip() + " +actor_rollout_ref.model.override_config.attn_implementation=eager\n"
+    spelled = override.replace("KERNEL", '"{attn_implementation: eager}"')
+    text = VERL.rstrip() + f" +actor_rollout_ref.model.{spelled}\n"
     assert words(tmp_path, "run.sh", text)["attention"] == "eager"
     answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
     assert not any("override_config" in text for text in answer.warnings)
+
+
+def test_another_model_in_verls_overrides_is_told(tmp_path: Path) -> None:
+    text = VERL.rstrip() + " +actor_rollout_ref.model.override_config.num_hidden_layers=4\n"
+    words(tmp_path, "run.sh", text)
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert any("the model is not the preset" in text for text in answer.warnings)

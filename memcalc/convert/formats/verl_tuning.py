@@ -94,16 +94,25 @@ def _targets(reader: ConfigReader, key: str) -> str:
     return ",".join(targets)
 
 
+def _overrides(reader: ConfigReader, key: str) -> dict[str, Any]:
+    """What is set of a model's config: a table, or one in braces as an override of Hydra has it."""
+    value = reader.raw(key)
+    return value if isinstance(value, dict) else dict(re.findall(r"([\w.]+)\s*:\s*([\w.-]+)", str(value or "")))
+
+
 def set_attention(reader: ConfigReader, part: str) -> None:
     """Set the kernel of attention that a model is loaded with."""
-    if name := reader.one_of(key := f"{part}.override_config.attn_implementation", _ATTENTION, ""):
-        reader.set("attention", name, key)
+    key = f"{part}.override_config"
+    name = str(_overrides(reader, key).get("attn_implementation", ""))
+    if name in _ATTENTION:
+        reader.set("attention", _ATTENTION[name], key)
+        reader.harmless(f"{key}.attn_implementation")
 
 
 def same_model(reader: ConfigReader, says: dict[str, str]) -> dict[str, str]:
     """What is said of keys, without that of a model's config where no more than the kernel of attention is another."""
-    kept = [key for key in says if key.endswith(".override_config") and reader.table(key).keys() <= _KERNEL]
-    return {key: text for key, text in says.items() if key not in kept}
+    same = [key for key in says if key.endswith(".override_config") and _overrides(reader, key).keys() <= _KERNEL]
+    return {key: text for key, text in says.items() if key not in same}
 
 
 def read(document: Document) -> Config:
