@@ -126,9 +126,9 @@ def _answering(library: str, script: str) -> str:
 
 def refuse_pictures(where: str, script: str, flags: Iterable[str] = ()) -> None:
     """Refuse a script that is named after a model of pictures made by diffusion, or has such a trainer's ``flags``."""
-    words, needed, sizes = ({*_TABLES["pictures"][part].split()} for part in ("words", "flags", "sizes"))
+    names, needed, sizes = ({*_TABLES["pictures"][part].split()} for part in ("words", "flags", "sizes"))
     parts = dict.fromkeys(re.split(r"[_.-]+", script.rpartition("/")[2].lower()))
-    named = [part for part in parts if part in words]
+    named = [part for part in parts if part in names]
     if named := named or (needed <= {*flags} and sorted(sizes & {*flags})):
         raise ObjectiveError(
             f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
