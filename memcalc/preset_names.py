@@ -12,7 +12,7 @@ from typing import Any, Literal
 from memcalc.errors import FileError, InputError, UnknownNameError, nearest
 from memcalc.files import asks
 
-_FORM = r"hf|chat|instruct|thinking|base|it|pt|sft|dpo|abliterated"
+_FORM = r"hf|chat|instruct|thinking|base|it|pt|sft|dpo|grpo|rlvr|tldr|abliterated"
 _FORM_AT_END = re.compile(rf"-({_FORM})$")
 _FORM_WITHIN = re.compile(rf"-({_FORM})(?=-|$)")
 """What is said of a model's training, and changes no size; numbers are not: they tell versions and sizes apart."""

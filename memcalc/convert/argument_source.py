@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.convert.config import Reference
-from memcalc.convert.document import Document, KeyPath, Span, kind_of, parse_document
+from memcalc.convert.document import Document, KeyPath, Span
 from memcalc.convert.launchers import TABLES, Launch, LauncherOption, flags_of, recipe_of
 from memcalc.convert.objectives import ALGORITHMS, method_of_script, trainers_script
 from memcalc.convert.shell import Script
-from memcalc.convert.shell_commands import Written
-from memcalc.convert.shell_values import MARK, Token
+from memcalc.convert.shell_values import Token, written_document
 
 _TRAINER, _DECISIVE, _DEEPSPEED, _FACTORY, _MEGATRON = (
     frozenset(TABLES["arguments"][part].split())
@@ -40,7 +39,9 @@ def format_of(launch: Launch) -> str:
         return "swift_megatron" if match[1] else "swift"
     if any(token.text.lstrip("+").startswith("actor_rollout_ref.") for token in launch.arguments):
         return "verl"
-    if re.search(r"(^|/)examples/run_(grpo|dpo|rm|ppo)\w*\.py$", script) and launch.arguments:
+    if re.search(r"(^|[./])verl[./]trainer[./]sft_trainer(_ray)?(\.py)?$", script):
+        return "verl_tuning"
+    if re.search(r"(^|/)examples/run_(grpo|dpo|rm|ppo|sft)\w*\.py$", script) and launch.arguments:
         return "nemo_rl"
     if script.startswith("openrlhf.cli.") or "/openrlhf/cli/" in f"/{script}":
         return "openrlhf"
@@ -65,10 +66,11 @@ def format_of(launch: Launch) -> str:
     return "trainer" if trains and method_of_script(recipe_of(launch)) in ALGORITHMS else ""
 
 
-def _positional(tokens: Sequence[Token]) -> Token | None:
-    """A config file that is the first argument, as HfArgumentParser takes it."""
+def _positional(tokens: Sequence[Token], *, sure: bool = False) -> Token | None:
+    """A config file that is the first argument, as HfArgumentParser takes it; where it must be one, an unknown word."""
     first = tokens[0] if tokens else Token("-")
-    return first if _CONFIG.fullmatch(first.text) and not first.text.startswith("-") else None
+    named = _CONFIG.fullmatch(first.text) and not first.text.startswith("-")
+    return first if named or (sure and first.unknown and not first.text) else None
 
 
 def _valued(tokens: Sequence[Token], *names: str) -> Token | None:
@@ -105,6 +107,7 @@ class ArgumentSource:
             "megatron": self._megatron, "axolotl": self._axolotl, "torchtune": self._torchtune,
             "torchtitan": self._torchtitan, "litgpt": self._litgpt, "swift": self._swift,
             "swift_megatron": self._swift, "verl": self._verl, "openrlhf": self._commanded,
+            "verl_tuning": self._grouped,
         }  # fmt: skip
         references += particular.get(name, self._plain)(name) if name else []
         config = _valued(self.launch.arguments, *_DEEPSPEED_FLAGS)
@@ -119,13 +122,17 @@ class ArgumentSource:
 
     def _file(self, name: str, token: Token, key: str, over: Document | None = None) -> Reference:
         """A file that is named, which the script itself may write."""
-        # any script may have a `--config` with keys of its own
-        sure = name != "trainer" or trainers_script(self.launch.launcher, self.launch.script) == "trl"
+        sure = self._is_sure(name)
         for written in self.script.files:
             if Path(written.name) == Path(token.text):
-                return Reference(name, "", written_document(self.path, self.text, written), key, sure=sure)
+                document = written_document(self.path, self.text, written.name, written.text)
+                return Reference(name, document=document, field=key, sure=sure)
         flags = over if over and (over.data or over.unknown) else None
-        return Reference(name, path=token.text, field=key, over=flags, sure=sure)
+        return Reference(name, path=token.text, field=key, over=flags, sure=sure, unknown=token.unknown)
+
+    def _is_sure(self, name: str) -> bool:
+        """Whether a config has a format's keys: any script may have a `--config` with keys of its own."""
+        return name != "trainer" or trainers_script(self.launch.launcher, self.launch.script) == "trl"
 
     def _without_written(self, tokens: Sequence[Token]) -> list[Token]:
         """Arguments without DeepSpeed's config where the script itself writes it: it is handed over as it is."""
@@ -142,15 +149,15 @@ class ArgumentSource:
     def _plain(self, name: str) -> list[Reference]:
         """A file as first argument or as `--config`, with flags over it, or flags alone."""
         tokens = self._without_written(self.launch.arguments)
-        config = _positional(tokens)
+        config = _positional(tokens, sure=name != "trainer")
         if config is not None:
             over = self._document(tokens[1:], pairs=name in ("llamafactory", "foundry"))
             return [self._file(name, config, "config", over)]
         config = _valued(tokens, "--config")
-        if config is not None and _CONFIG.fullmatch(config.text):
+        if config is not None and (_CONFIG.fullmatch(config.text) or (self._is_sure(name) and config.unknown)):
             return self._over_config(name, config, tokens)
         script = Token(trainers_script(self.launch.launcher, self.launch.script))
-        named = [Token("--training_script"), script, *tokens] if name == "trainer" else tokens
+        named = [*tokens, Token("--training_script"), script] if name == "trainer" else tokens
         return [Reference(name, document=self._document(named, pairs=name == "nemo_rl"), field=self.launch.script)]
 
     def _megatron(self, name: str) -> list[Reference]:
@@ -163,7 +170,7 @@ class ArgumentSource:
     def _axolotl(self, name: str) -> list[Reference]:
         """`axolotl train FILE --flags`."""
         tokens = [token for token in self.launch.arguments if token.text != "train"]
-        config = _positional(tokens)
+        config = _positional(tokens, sure=True)
         return [] if config is None else [self._file(name, config, "config", self._document(tokens[1:]))]
 
     def _torchtune(self, name: str) -> list[Reference]:
@@ -177,12 +184,13 @@ class ArgumentSource:
 
     def _verl(self, name: str) -> list[Reference]:
         """`key=value`, over the file of `--config-name` where that is none of verl's own trainers."""
-        pairs = self._document(self.launch.arguments, pairs=True)
+        pairs = self._document([Token(f"command={self.launch.script}"), *self.launch.arguments], pairs=True)
         config, folder = pairs.data.get("config_name"), str(pairs.data.get("config_path", ""))
         stem = str(config or "").removesuffix(".yaml")
-        if not stem or stem.endswith("trainer") or ("config_path",) in pairs.unknown:
+        if not stem or stem.endswith("trainer"):
             return [Reference(name, document=pairs, field=self.launch.script)]
-        return [Reference(name, path=Path(folder, f"{stem}.yaml").as_posix(), field="--config-name", over=pairs)]
+        path, unknown = Path(folder, f"{stem}.yaml").as_posix(), pairs.unknown.get(("config_path",), "")
+        return [Reference(name, path=path, field="--config-name", over=pairs, unknown=unknown)]
 
     def _commanded(self, name: str) -> list[Reference]:
         """Flags beside the name of their command."""
@@ -190,10 +198,18 @@ class ArgumentSource:
         flags = self._document([Token("--command"), Token(command), *self.launch.arguments])
         return [Reference(name, document=flags, field=self.launch.script)]
 
+    def _grouped(self, name: str) -> list[Reference]:
+        """`key=value` beside the script's name; a whole group (`engine=fsdp`) is no table, and has its own name."""
+        command = self.launch.name.rpartition(".")[2]
+        groups = (re.sub(r"^(engine|optim|model)=", r"\1_group=", token.text) for token in self.launch.arguments)
+        tokens = [replace(token, text=text) for token, text in zip(self.launch.arguments, groups, strict=True)]
+        pairs = self._document([Token(f"command={command}"), *tokens], pairs=True)
+        return [Reference(name, document=pairs, field=self.launch.script)]
+
     def _over_config(self, name: str, config: Token, tokens: Sequence[Token]) -> list[Reference]:
         """The file that `--config` names, with the other flags over it."""
-        names = ("--config", f"--config={config.text}")
-        rest = [token for token in tokens if token is not config and token.text not in names]
+        names = ("--config", "--job.config_file", "--job.config-file")
+        rest = [token for token in tokens if token is not config and token.text.partition("=")[0] not in names]
         return [self._file(name, config, "--config", self._document(rest, pairs=name in ("torchtune", "nemo_rl")))]
 
     def _torchtitan(self, name: str) -> list[Reference]:
@@ -202,6 +218,9 @@ class ArgumentSource:
         named = self.launch.command.variables.get("CONFIG_FILE") or self.script.variables.get("CONFIG_FILE")
         if named is not None and "job.config_file" not in flags_of(tokens):
             tokens = [Token("--job.config_file"), named, *tokens]
+        config = _valued(tokens, "--job.config_file", "--job.config-file")
+        if config is not None and config.unknown:
+            return self._over_config(name, config, tokens)
         return [Reference(name, document=self._document(tokens), field=self.launch.script)]
 
     def _litgpt(self, name: str) -> list[Reference]:
@@ -224,7 +243,7 @@ class ArgumentSource:
         match = _SWIFT.search(self.launch.script)
         command = match["command"] if match else self.launch.script
         tokens = list(self.launch.arguments)
-        config = _positional(tokens)
+        config = _positional(tokens, sure=True)
         flags = self._document([Token("--command"), Token(command), *(tokens[1:] if config else tokens)])
         if config is None:
             return [Reference(name, document=flags, field=self.launch.script)]
@@ -273,9 +292,6 @@ def _as_yaml(flags: Document) -> Document:
     spans = {names[name]: span for path, span in flag_spans.items() if (name := str(path[0])) in names}
     unknown = {names[str(path[0])]: name for path, name in flags.unknown.items()}
     return replace(flags, data={**data, **tables}, find_spans=lambda: spans, unknown=unknown)
-
-
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|' + MARK)
 
 
 def flag_path(flag: str) -> KeyPath:
@@ -351,50 +367,3 @@ def _span(flag: Token, values: list[Token]) -> Span:
     if any(piece is None or piece[0] < 0 for piece in pieces):
         return Span(key, -1, -1)
     return Span(key, pieces[0][0], pieces[-1][1])  # type: ignore[index]
-
-
-def written_document(path: Path, text: str, written: Written) -> Document:
-    """Return what a script writes to a file; `path` and `text` are the script's own.
-
-    A value that only a run can tell is unknown, and an edit of a value goes where it stands in the script.
-    """
-    kind = kind_of(Path(written.name), written.text.text)
-    body = _quoted(written.text) if kind in ("json", "toml") else written.text
-    inner = parse_document(Path(f"{path.name}: {Path(written.name).name}"), body.text, kind)
-    unknown: dict[KeyPath, str] = {}
-    data = _known(inner.data, (), unknown, written.text.unknown)
-    return Document(path, kind, text, data, lambda: _moved(inner.spans, body.positions), unknown, part=True)
-
-
-def _quoted(token: Token) -> Token:
-    """Put quotes around the marks of unknown parts that have none: JSON and TOML need them."""
-    if MARK not in token.text:
-        return token
-    text, positions, at = list[str](), list[int](), 0
-    for match in _QUOTED.finditer(token.text):
-        if match[0] == MARK:
-            text += [token.text[at : match.start()], f'"{MARK}"']
-            positions += [*token.positions[at : match.start()], -1, -1, -1]
-            at = match.end()
-    return replace(token, text="".join([*text, token.text[at:]]), positions=(*positions, *token.positions[at:]))
-
-
-def _known(data: Any, key_path: KeyPath, unknown: dict[KeyPath, str], name: str) -> Any:
-    """The data without what is not known, whose places are noted."""
-    if isinstance(data, dict):
-        inner = {key: _known(value, (*key_path, key), unknown, name) for key, value in data.items()}
-        return {key: value for key, value in inner.items() if (*key_path, key) not in unknown}
-    if isinstance(data, str) and MARK in data:
-        unknown[key_path] = name
-    return data
-
-
-def _moved(spans: dict[KeyPath, Span], positions: tuple[int, ...]) -> dict[KeyPath, Span]:
-    """Spans in the script of values in what it writes; begin is -1 where a value is not written in one piece."""
-    moved: dict[KeyPath, Span] = {}
-    for key_path, span in spans.items():
-        inner = positions[span.begin : span.end]
-        contiguous = bool(inner) and inner[0] >= 0 and inner == tuple(range(inner[0], inner[0] + len(inner)))
-        key = positions[span.key] if span.key < len(positions) else -1
-        moved[key_path] = Span(max(key, 0), *((inner[0], inner[-1] + 1) if contiguous else (-1, -1)))
-    return moved

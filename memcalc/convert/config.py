@@ -70,6 +70,8 @@ class Reference:
     """Flags that have their way over what the file at `path` says."""
     sure: bool = True
     """Whether the format is known; else the file is of it only where its keys tell that."""
+    unknown: str = ""
+    """What of the path only a run can tell, such as the name of a variable; empty where all of it is known."""
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,10 @@ def launch_of(command: Command) -> Launch | None:
     if "srun" in named:
         first = named.index("srun") + 1
         step, _ = options_of((token.text, token.positions[0] if token.positions else -1) for token in tokens[first:at])
-    launcher = _base(tokens[at])
-    return _started(
-        "python" if launcher.startswith("python") else launcher, tokens[at + 1 :], command, step, tokens[at]
-    )
+    launcher, rest = _base(tokens[at]), tokens[at + 1 :]
+    if launcher.startswith(("python", "-")):  # `uv run -m MODULE` starts Python itself
+        launcher, rest = "python", tokens[at:] if launcher.startswith("-") else rest
+    return _started(launcher, rest, command, step, tokens[at])
 
 
 def _behind(tokens: Sequence[Token]) -> tuple[Token, ...]:
@@ -128,6 +128,8 @@ def _begin(tokens: Sequence[Token]) -> int | None:
 def _starts(tokens: Sequence[Token], at: int) -> bool:
     """Whether a word starts something: of a tool with the name of a package, one with a subcommand behind it."""
     name = _base(tokens[at])
+    if name in ("-m", "--module"):
+        return "uv" in map(_base, tokens[:at])
     if name in TABLES["ambiguous"]:
         return at + 1 < len(tokens) and tokens[at + 1].text in TABLES["ambiguous"][name].split()
     return bool(_STARTERS.fullmatch(name)) or name in _TOOLS
@@ -317,9 +319,7 @@ def _deepspeed(reader: ConfigReader, launch: Launch, seen: int | None) -> None:
     """`--num_gpus` and `--num_nodes`, or `--include host:0,1@other:0`; else a hostfile, or the GPUs that there are."""
     lead = "deepspeed --"
     if reader.raw(f"{lead}autotuning"):
-        message = (
-            f"{lead}autotuning tries micro-batches and stages of its own: what is counted is the config as it stands"
-        )
+        message = f"{lead}autotuning tries batches and stages of its own: the config is counted as it stands"
         reader.note("warning", "MC002", f"{lead}autotuning", message)
     included = str(reader.raw(f"{lead}include", ""))
     number = f"{lead}num_gpus" if "num_gpus" in launch.options else f"{lead}num_accelerators"

@@ -26,7 +26,7 @@ ALGORITHMS = {
     "simpo": "simpo", "cpo": "simpo", "reward": "reward", "gdpo": "grpo",
 }  # fmt: skip
 """By method the algorithm of ``memcalc rl`` that has its roles; CPO's are those of SimPO."""
-ROLES = ("verl", "openrlhf", "nemo_rl")
+ROLES = ("verl", "verl_tuning", "openrlhf", "nemo_rl")
 """Formats of post-training, whose arguments say what is trained."""
 SUPERVISED = "has no figures for this"
 _SWITCHES = re.compile(_TABLES["switches"]["choose"])
@@ -111,15 +111,25 @@ def refuse_library(where: str, script: str, flags: Iterable[str] = (), form: str
     if library and _TABLES["read"].get(library) not in parts:
         name = _TABLES["libraries"][library]
         raise ObjectiveError(
-            f"{where} starts {name} ({cut(script)}), whose arguments are not read: give memcalc estimate what it "
-            "trains."
+            f"{where} starts {name} ({cut(script)}), whose arguments are not read: {_answering(name, script)}."
         )
 
 
-def refuse_pictures(where: str, script: str) -> None:
-    """Refuse a script that is named after a model of pictures made by diffusion."""
-    parts = re.split(r"[_.-]+", script.rpartition("/")[2].lower())
-    if named := [part for part in parts if part in _TABLES["pictures"]["words"].split()]:
+def _answering(library: str, script: str) -> str:
+    """Which command answers for what a script of a library trains, or that none does."""
+    method = method_of_script(script)
+    if method not in ("", "ppo", "reinforce", *ALGORITHMS):
+        return f"it {METHODS[method]}, for which memcalc has no figures"
+    optimizes = method or (library in _TABLES["optimizing"]["libraries"] and "sft" not in script.lower())
+    return f"give memcalc {'rl' if optimizes else 'estimate'} what it trains"
+
+
+def refuse_pictures(where: str, script: str, flags: Iterable[str] = ()) -> None:
+    """Refuse a script that is named after a model of pictures made by diffusion, or has such a trainer's ``flags``."""
+    names, needed, sizes = ({*_TABLES["pictures"][part].split()} for part in ("words", "flags", "sizes"))
+    parts = dict.fromkeys(re.split(r"[_.-]+", script.rpartition("/")[2].lower()))
+    named = [part for part in parts if part in names]
+    if named := named or (needed <= {*flags} and sorted(sizes & {*flags})):
         raise ObjectiveError(
             f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
         )

@@ -1,4 +1,4 @@
-"""Words of a shell script with the place of each character, variables, arithmetic and conditions, within bounds."""
+"""Words of a shell script with the place of each character, variables, sums, conditions and files that it writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from memcalc import catalog
+from memcalc.convert.document import Document, KeyPath, Span, kind_of, parse_document
 from memcalc.errors import FileError
 
 LONGEST = 1 << 16
@@ -273,3 +275,53 @@ def _filled(token: Token) -> bool | None:
 def status_of(holds: bool | None) -> Status:
     """How a test ends."""
     return "maybe" if holds is None else "yes" if holds else "no"
+
+
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|' + MARK)
+
+
+def written_document(path: Path, text: str, name: str, content: Token) -> Document:
+    """Return what a script writes to a file; `path` and `text` are the script's own.
+
+    A value that only a run can tell is unknown, and an edit of a value goes where it stands in the script.
+    """
+    kind = kind_of(Path(name), content.text)
+    body = _quoted(content) if kind in ("json", "toml") else content
+    inner = parse_document(Path(f"{path.name}: {Path(name).name}"), body.text, kind)
+    unknown: dict[KeyPath, str] = {}
+    data = _known(inner.data, (), unknown, content.unknown)
+    return Document(path, kind, text, data, lambda: _moved(inner.spans, body.positions), unknown, part=True)
+
+
+def _quoted(token: Token) -> Token:
+    """Put quotes around the marks of unknown parts that have none: JSON and TOML need them."""
+    if MARK not in token.text:
+        return token
+    text, positions, at = list[str](), list[int](), 0
+    for match in _QUOTED.finditer(token.text):
+        if match[0] == MARK:
+            text += [token.text[at : match.start()], f'"{MARK}"']
+            positions += [*token.positions[at : match.start()], -1, -1, -1]
+            at = match.end()
+    return replace(token, text="".join([*text, token.text[at:]]), positions=(*positions, *token.positions[at:]))
+
+
+def _known(data: Any, key_path: KeyPath, unknown: dict[KeyPath, str], name: str) -> Any:
+    """The data without what is not known, whose places are noted."""
+    if isinstance(data, dict):
+        inner = {key: _known(value, (*key_path, key), unknown, name) for key, value in data.items()}
+        return {key: value for key, value in inner.items() if (*key_path, key) not in unknown}
+    if isinstance(data, str) and MARK in data:
+        unknown[key_path] = name
+    return data
+
+
+def _moved(spans: dict[KeyPath, Span], positions: tuple[int, ...]) -> dict[KeyPath, Span]:
+    """Spans in the script of values in what it writes; begin is -1 where a value is not written in one piece."""
+    moved: dict[KeyPath, Span] = {}
+    for key_path, span in spans.items():
+        inner = positions[span.begin : span.end]
+        contiguous = bool(inner) and inner[0] >= 0 and inner == tuple(range(inner[0], inner[0] + len(inner)))
+        key = positions[span.key] if span.key < len(positions) else -1
+        moved[key_path] = Span(max(key, 0), *((inner[0], inner[-1] + 1) if contiguous else (-1, -1)))
+    return moved

@@ -30,6 +30,12 @@ _FOLDER = re.compile(
     rf'pwd(?: -[LP])?|{_DIRNAME}|cd (?:-- )?"?(?:\$\( ?{_DIRNAME} ?\)|`{_DIRNAME}`)"?(?P<up>(?:/\.\.?)*)"?'
     r"(?: ?&?> ?/dev/null(?: 2>&1)?)? ?&& ?pwd(?: -[LP])?"
 )
+_PATH = re.compile(
+    r'(?:(?P<parent>dirname)|realpath(?: -m)?|readlink -[fm]|(?P<cd>cd)) (?:-- )?"?\$(?:(\w+)|\{(\w+)\})'
+    r'(?P<down>(?:/[\w.-]+)*)/?"?'
+    r"(?(cd)(?: ?&?> ?/dev/null(?: 2>&1)?)? ?&& ?pwd(?: -[LP])?)"
+)
+"""A command that prints the path of a folder which a variable names."""
 DEEPEST = 16
 """Expansions within expansions, functions within functions."""
 
@@ -165,7 +171,8 @@ class Lexer:
         elif text.startswith("$(", begin) or text[begin] == "`":
             self.at = closing(text, begin + 1) if text[begin] == "$" else text.find("`", begin + 1) + 1 or len(text)
             command = text[begin + (2 if text[begin] == "$" else 1) : self.at - 1]
-            output = folder_of(command) or number_of(command, self.state.scalars)
+            variables = self.state.scalars
+            output = folder_of(command) or path_of(command, variables) or number_of(command, variables)
             if output:
                 value.add(output, (-1,) * len(output))
             elif any(line.lstrip()[:1] not in ("", "#") for line in command.split("\n")):  # a remark has no output
@@ -273,6 +280,19 @@ def folder_of(command: str) -> str:
     """
     match = _FOLDER.fullmatch(" ".join(command[:300].split()))
     return HERE + (match["up"] or "") if match else ""
+
+
+def path_of(command: str, variables: Mapping[str, Token]) -> str:
+    """The path that a command prints of a variable's; empty for other commands, and where that is not known.
+
+    >>> path_of('realpath "$here/../.."', {"here": Token("./a")}), path_of("dirname ${here}", {"here": Token("./a")})
+    ('./a/../..', './a/..')
+    """
+    match = _PATH.fullmatch(" ".join(command[:300].split()))
+    named = variables.get(match[3] or match[4]) if match else None
+    if match is None or named is None or named.unknown or not named.text:
+        return ""
+    return named.text + match["down"] + ("/.." if match["parent"] else "")
 
 
 def number_of(command: str, variables: Mapping[str, Token]) -> str:

@@ -102,6 +102,8 @@ class Toolkit:
     """``trains`` where all is in 16 bits without autocast, one row in fp32 left out; 0 where it is the same."""
     at_once: bool = False
     """Whether an engine on the trainer's GPUs runs all its samples of a step at once, so that no limit is set."""
+    scores: bool = False
+    """Whether its fine-tuning reads log-probabilities of tokens too, as its updates do; else it has the plain loss."""
     tiles: bool = False
     """Whether its own kernel without logits makes them in tiles, with the head's gradient in fp32."""
 
@@ -117,9 +119,9 @@ VERL = Toolkit(
     choices=Choices(
         (3,), ("none", "optimizer", "params,optimizer"), ("2",), ("fsdp1", "fsdp2", "megatron"), fuses=True,
     ),
-    reference_on_host=4, unpads=True, frozen_fp32=True,
+    reference_on_host=4, unpads=True, frozen_fp32=True, scores=True,
     source="verl workers/engine_workers.py, workers/engine/fsdp/transformer_impl.py, workers/config/rollout.py, "
-    "bucketed_weight_transfer.py@1dda039b",
+    "bucketed_weight_transfer.py, workers/utils/losses.py@1dda039b",
 )  # fmt: skip
 TRL = Toolkit(
     "trl@1.10", trainer="deepspeed", alone="hf", precision="", zero=3, recompute="full", micro_batch=8,
@@ -153,8 +155,9 @@ NEMO = Toolkit(
     "nemo-rl@0.5", trainer="fsdp2", alone="fsdp2", precision="bf16-mixed", zero=3, recompute="none",
     micro_batch=4, utilization=0.6, apart=0.9, engine_tp=1, max_seqs=0, batched=0, sleep="1",
     parks=("optimizer", "params"), empties=True, reads=12, trains=12, entropy=0, completions=False, kl=True, bucket=0,
-    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",), ("fsdp2",)), swaps=True,
+    merges=False, choices=Choices((3,), ("params,optimizer",), ("1",), ("fsdp2",)), swaps=True, scores=True,
     source="NeMo-RL models/policy/workers/dtensor_policy_worker_v2.py, models/automodel/train.py, "
+    "algorithms/loss/loss_functions.py (LossInputType.LOGPROB of NLLLossFn too), "
     "models/generation/vllm/vllm_worker.py, examples/configs/grpo_math_1B.yaml@7ea279ab",
 )  # fmt: skip
 TOOLKITS = {
@@ -225,3 +228,13 @@ RECIPES = {
     "sft": Recipe(log_probs=False),
 }
 """The algorithms by name."""
+
+
+def recipe_of(toolkit: Toolkit, algorithm: str) -> Recipe:
+    """What an algorithm trains and reads by one release of a framework.
+
+    >>> recipe_of(VERL, "sft").log_probs, recipe_of(TRL, "sft").log_probs
+    (True, False)
+    """
+    recipe = RECIPES[algorithm]
+    return replace(recipe, log_probs=recipe.log_probs or toolkit.scores)

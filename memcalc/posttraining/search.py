@@ -16,7 +16,7 @@ from memcalc.errors import InputError
 from memcalc.formulas.serving import decode_seconds, decoded_token_reads
 from memcalc.posttraining import cast_of, host_bytes, judged, roles_of, rollout_of
 from memcalc.posttraining.figures import Figures
-from memcalc.posttraining.frameworks import RECIPES, Recipe, Toolkit, toolkit_of
+from memcalc.posttraining.frameworks import Recipe, Toolkit, recipe_of, toolkit_of
 from memcalc.posttraining.phases import Cast, phases_of
 from memcalc.posttraining.words import RlJob, check_engines, completed, read_words
 from memcalc.units import GIB
@@ -178,7 +178,8 @@ class Search:
     def space(self) -> Space:
         """What is open."""
         given = read_words(self.typed)
-        toolkit, recipe = toolkit_of(given["framework"]), RECIPES[given["algorithm"]]
+        toolkit = toolkit_of(given["framework"])
+        recipe = recipe_of(toolkit, given["algorithm"])
         return Space(self.typed, toolkit, recipe, self.gpus, given["prompt"] + given["response"])
 
     @cached_property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner.request import flag, one_of
-from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, toolkit_of
+from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, recipe_of, toolkit_of
 from memcalc.serving.engines import value_of
 from memcalc.specs.posttraining import LAYOUT, RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
 
@@ -173,7 +173,8 @@ def completed(
     """The job of some words; what only the user can tell is asked for, and each default noted."""
     given = read_words(raw)
     ask(given)
-    toolkit, recipe = toolkit_of(given["framework"]), RECIPES[given["algorithm"]]
+    toolkit = toolkit_of(given["framework"])
+    recipe = recipe_of(toolkit, given["algorithm"])
     if not recipe.online:
         _refuse(given)
     elif not toolkit.utilization:

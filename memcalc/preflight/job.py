@@ -20,6 +20,7 @@ from memcalc.errors import (
     UncountedError,
     UnknownFormatError,
     UnmodelledError,
+    cut,
     shown,
 )
 from memcalc.files import asks, there
@@ -127,6 +128,9 @@ class _References:
     def follow(self, config: Config, reference: Reference) -> None:
         """Read a file that another one names; of those that its framework ships the one that it ships."""
         origin = config.document.path
+        if reference.unknown:
+            self.read(self.meant(origin, reference), reference)
+            return
         folder = origin.parent
         named = Path(reference.path)
         starts = (folder, Path(), *self.folders)
@@ -150,6 +154,17 @@ class _References:
             missing = "does not exist. Pass it" if named.is_absolute() else elsewhere
             raise MissingError(f"{message}, which {missing} as a FILE{hint}.")
         self.read(path, reference)
+
+    def meant(self, origin: Path, reference: Reference) -> Path:
+        """The file, given beside another one, whose name in that one only a run can tell: one of its format."""
+        form = get_format(reference.format)
+        for path in self.given - {_real(origin)}:
+            if not reference.sure or form.recognise(self.loaded(path)):
+                return path
+        raise MissingError(
+            f"{origin.name} starts its training with a config that only a run knows ({cut(reference.unknown)}): pass "
+            f"that file{f' ({form.title})' if reference.sure else ''} as a FILE too."
+        )
 
 
 def _with_own_script(config: Config) -> Config:

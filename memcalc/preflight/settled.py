@@ -218,7 +218,7 @@ def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = (), files: S
     missing: dict[str, str] = {}
     for name, (config, setting) in job.origins.items():
         option = _asked_as(name, job)
-        if name.startswith("rl.") and not job.algorithm:
+        if name.startswith("rl.") and name != "rl.algorithm" and not job.algorithm:
             continue
         if name == "precision" and job.engines - {"trainer"}:  # its launcher's config is there
             continue
@@ -227,7 +227,8 @@ def tell(job: MergedJob, folder: str = ".", dirs: tuple[str, ...] = (), files: S
             where = f"{setting.field} {why}"
             missing.setdefault(_flag(option), f" (line of {config.document.path.name}: {where})")
     for name in _NEEDED_OPTIONS:
-        if known.get(name) is None and name not in job.origins:
+        sized = name == "seq_len" and "--set rl.algorithm=…" in missing  # by prompt and response, once that is said
+        if known.get(name) is None and name not in job.origins and not sized:
             missing.setdefault(_flag(name), "")
     missing |= {_flag(name): f" ({why})" for name, why in lacking_roles(job)}
     if unsized(job, folder, dirs):

@@ -42,7 +42,7 @@ OTHERS = [
     ("tt.yaml", TORCHTUNE + "loss: {_component_: torchtune.rlhf.loss.DPOLoss}\n", "trains by DPO"),
     ("run.sh", "tune run --nproc_per_node 8 knowledge_distillation_distributed --config kd.yaml", "DISTILLATION"),
     ("run.sh", "deepspeed --module openrlhf.cli.train_kd --model.beta 1", "starts OpenRLHF's train_kd"),
-    ("run.sh", "python3 -m verl.trainer.sft_trainer data.train_batch_size=1024", "starts verl"),
+    ("run.sh", "torchrun -m verl.trainer.fsdp_sft_trainer data.train_batch_size=1024", "starts verl"),
     ("run.sh", "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=veomni", "trains by verl's veomni"),
     (
         "run.sh",

@@ -350,6 +350,12 @@ def test_adapters_alone_do_not_make_a_script_trls(tmp_path: Path) -> None:
         (f"torchrun train_esm2.py {SIZES}", "masked tokens"),
         (f"torchrun pretrain_gpt.py --optimizer ademamix --ademamix-alpha 8 {SIZES}", "a third moment"),
         ("accelerate launch train_dreambooth.py --learning_rate 1e-5 --output_dir x", "a model of pictures"),
+        (
+            "python finetune_it.py --pretrained_model_name_or_path a/b --train_batch_size 1 --height 432",
+            r"a model of pictures \(finetune_it.py: height\)",
+        ),
+        ("uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base trainer.epochs=1", "starts SkyRL"),
+        ("uv run --with x -m prime_rl.trainer.sft.train @ a.toml", "starts prime-rl"),
         ("accelerate launch open_instruct/grpo_fast.py --beta 0.0 --learning_rate 1e-6", "starts open-instruct"),
         (f"torchrun run.py --model_recipe_name qwen3_30b {SIZES}", "starts Megatron-Bridge"),
         (f"torchrun llava.py --language-model-checkpoint x {SIZES}", "vision tower"),
@@ -367,20 +373,38 @@ def test_scripts_that_train_something_else_are_named(tmp_path: Path, line: str, 
         ("experiment_name: a\ntrial_name: b\ncluster: {n_nodes: 1}\ntrain_dataset: {path: c}\n", "AReaL"),
         ("model: {model_path: a}\ndata: {train_path: b}\ntrain: {accelerator: {ep_size: 8}}\n", "VeOmni"),
         (
-            "data: {micro_batch_size_per_gpu: 4, max_length: 1024}\ntrainer: {n_gpus_per_node: 8}\n",
-            "verl's SFT trainer",
+            "data: {micro_batch_size: 4, max_length: 1024}\nmodel: {partial_pretrain: Qwen/Qwen3-8B}\n",
+            "verl's fsdp_sft_trainer",
         ),
         ("pipe_parallel_size: 1\nmodel-parallel-size: 4\nfp16: {enabled: true}\nnum_layers: 2\n", "GPT-NeoX"),
         ("model_id: x\ncontext_length: 512\nnum_devices: 2\ndeepspeed: {config_path: y}\noutput_dir: z\n", "LLMForge"),
         ("trainer: {devices: 8}\nmodel: {tensor_model_parallel_size: 2, num_layers: 2}\n", "NeMo"),
         ("train: {train_iters: 20, micro_batch_size: 1}\nmodel: {seq_length: 4096}\n", "Megatron-Bridge"),
         ("type: sft\nmicro_batch_size: 1\nmodel: {name_or_path: x}\ndata: {sources: []}\n", "ArcticTraining"),
+        ("exp_name: a\npretrain: Qwen/Qwen3-8B\nsave_steps: 9\nactor_train: {device_mapping: 0}\n", "ROLL"),
+        ("recipe: X\nstep_scheduler: {local_batch_size: 8}\nmodel: {_target_: y}\n", "NeMo Automodel"),
+        ("work_group: amd\nexp_name: a\nmodules: {pre_trainer: {framework: megatron}}\n", "Primus"),
+        ("train_cfgs: {per_device_train_batch_size: 1}\ndata_cfgs: {train_size: 9}\n", "align-anything"),
+        ("project_name: a\ntraining_type: sft\ntraining_config: {num_train_epochs: 1}\n", "leap-finetune"),
     ],
 )
 def test_configs_of_trainers_that_are_not_read_are_named(tmp_path: Path, text: str, trainer: str) -> None:
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ObjectiveError, match=trainer):
         check([str(tmp_path / "config.yaml")], gpu="h100", gpus=8)
+
+
+def test_a_toml_of_another_trainer_is_not_torchtitans(tmp_path: Path) -> None:
+    text = '[model]\nname = "Qwen/Qwen3-4B"\n[data]\nname = "a/b"\nseq_len = 4096\nbatch_size = 32\n'
+    (tmp_path / "sft.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ObjectiveError, match="prime-rl"):
+        check([str(tmp_path / "sft.toml")], gpu="h100", gpus=8)
+
+
+def test_pictures_by_torchtitan_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[model]\nname = "flux"\nflavor = "flux-dev"\n[training]\nsteps = 9\n')
+    with pytest.raises(ObjectiveError, match="a model of pictures"):
+        check([str(tmp_path / "a.toml")], gpu="h100", gpus=8, model="llama-3.1-8b")
 
 
 @pytest.mark.parametrize("flag", ["--overlapped-distributed-optimizer", "--t5-swiglu", "--RMSNorm"])
@@ -468,6 +492,60 @@ def test_a_config_that_a_run_names_is_asked_for_as_a_file(tmp_path: Path) -> Non
     assert "--model (line of run.sh: config is '$1', a file that only a run knows: give it as a FILE, or" in refused(
         tmp_path, text
     )
+
+
+CONFIGS = {
+    "axolotl train $1 --micro-batch-size 2": "axolotl YAML",
+    "llamafactory-cli train configs/$NAME.yaml": "LLaMA-Factory YAML",
+    "tune run --nproc_per_node 8 full_finetune_distributed --config $CONFIG batch_size=2": "torchtune YAML",
+    "litgpt finetune_full --config $CONFIG --train.micro_batch_size 2": "litgpt YAML",
+    "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file $1 --training.seq_len 512": "torchtitan TOML",
+    "trl sft --config $1": "arguments of Transformers' Trainer",
+    "uv run examples/run_grpo.py --config $CONFIG_PATH policy.model_name=Qwen/Qwen3-1.7B": "NeMo-RL YAML",
+    "python -m verl.trainer.main_ppo --config-path $P --config-name x actor_rollout_ref.rollout.n=5": "verl's config",
+    f"accelerate launch --config_file $1 train.py {TRAINER} --output_dir x": "Accelerate YAML",
+}
+
+
+@pytest.mark.parametrize(("line", "title"), CONFIGS.items())
+def test_a_model_does_not_stand_for_the_rest_of_a_config_that_a_run_names(
+    tmp_path: Path, line: str, title: str
+) -> None:
+    """All else that such a file says would be a default of its framework's."""
+    given = {"model": "llama-3.1-8b", "gpus": 8, "seq_len": 2048, "micro_batch": 1}
+    assert f"pass that file ({title}) as a FILE too" in refused(tmp_path, line, **given)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_config_that_a_run_names_is_read_beside_its_script(tmp_path: Path, order: int) -> None:
+    """The command's flags have their way over it, in whichever order both are given."""
+    (tmp_path / "run.sh").write_text("axolotl train $1 --micro-batch-size 2\n", encoding="utf-8")
+    text = "base_model: meta-llama/Llama-2-7b-hf\nsequence_len: 1024\nmicro_batch_size: 1\nbf16: true\ndatasets: []\n"
+    (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}}', encoding="utf-8")
+    files = [str(tmp_path / name) for name in ("run.sh", "own.yaml", "ds.json")][::order]
+    answer = check(files, gpu="h100", gpus=8)
+    assert isinstance(answer, Check)
+    assert (answer.estimate.workload.micro_batch, answer.estimate.workload.seq_len) == (2, 1024)
+
+
+def test_a_short_flag_behind_the_script_is_no_part_of_its_name(tmp_path: Path) -> None:
+    answer = checked(tmp_path, f"torchrun --nproc_per_node 8 train.py -s {TRAINER} --num_train_epochs 1")
+    assert answer.estimate.workload.micro_batch == 4
+
+
+@pytest.mark.parametrize("root", ["$(realpath $HERE/..)", '$(dirname "$HERE")', '$(cd "$HERE/.." && pwd)'])
+def test_a_folder_that_is_found_from_a_variable_is_known(tmp_path: Path, root: str) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    script = tmp_path / "jobs" / "run.sh"
+    script.write_text(
+        f'HERE=$(cd "$(dirname "$0")" && pwd)\nROOT={root}\n'
+        f"deepspeed --num_gpus 8 train.py {TRAINER} --output_dir x --deepspeed $ROOT/ds.json\n"
+    )
+    answer = check([str(script), str(tmp_path / "ds.json")], gpu="h100")
+    assert isinstance(answer, Check)
+    assert answer.estimate.strategy.zero == 2
 
 
 @pytest.mark.parametrize("name", ["/data/qwen/7B", "/ckpt/70b", "../models/v1.5-8B/"])

@@ -113,6 +113,13 @@ def test_fine_tuning_is_the_estimate() -> None:
     assert phase(rl(words), "update").roles["policy"] == alone.peak.allocated
 
 
+def test_fine_tuning_by_verl_has_the_head_of_its_updates() -> None:
+    """sft_loss of workers/utils/losses.py sums log-probabilities, which the engine makes as it does for GRPO."""
+    tuned, online = (phase(rl(GRPO, algorithm=name), "update") for name in ("sft", "grpo"))
+    assert tuned.roles["logits"] == 3 * 16384 * 152064 * 2
+    assert tuned.roles == {name: size for name, size in online.roles.items() if name in tuned.roles}
+
+
 def test_logits_are_of_all_tokens_or_of_the_response() -> None:
     """152,064 entries by 16,384 tokens are 4.64 GiB in 16 bits: verl holds them twice to read, thrice to train."""
     verl = rl(GRPO)

@@ -178,7 +178,7 @@ def test_overrides_behind_the_example_script(tmp_path: Path) -> None:
         ("backend: vllm", "backend: megatron", "generates by megatron"),
         ("loss_fn:", "env: {reward_model: {enabled: true}}\nloss_fn:", "a reward model on GPUs of its own"),
         ("loss_fn:", "on_policy_distillation: {teachers: 1}\nloss_fn:", "distills from teachers"),
-        ("grpo: {", "sft: {", "trains by sft of NeMo-RL"),
+        ("grpo: {", "distillation: {", "trains by distillation of NeMo-RL"),
     ],
 )
 def test_what_is_not_counted_has_no_verdict(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -214,3 +214,33 @@ def test_the_reference_takes_turns_with_the_policy() -> None:
         phase.allocated for phase in without.phases
     ]
     assert with_it.host - without.host == pytest.approx(2 * 4 * with_it.model.parameters, rel=0.01)
+
+
+SFT = """\
+sft: {max_num_epochs: 1}
+policy: {model_name: meta-llama/Llama-3.2-1B, train_micro_batch_size: 2, max_total_sequence_length: 2048}
+cluster: {gpus_per_node: 8}
+"""
+
+
+def test_fine_tuning(tmp_path: Path) -> None:
+    """One sequence of 1,024 tokens where nothing is said (examples/configs/sft.yaml); a reference is nowhere."""
+    found = words(tmp_path, SFT)
+    assert found == {
+        "algorithm": "sft", "framework": "nemo-rl", "model": "llama-3.2-1b", "gpu": "h100", "gpus": 8, "prompt": 1024,
+        "response": 1024, "micro_batch": 2, "recompute": "none",
+    }  # fmt: skip
+    usual = words(tmp_path, "sft: {seed: 42}\npolicy: {model_name: meta-llama/Llama-3.2-1B}\n")
+    assert (usual["prompt"] + usual["response"], usual["micro_batch"], usual["gpus"]) == (1024, 1, 1)
+    packed = words(tmp_path, SFT.replace("policy: {", "policy: {sequence_packing: {enabled: true}, "))
+    assert packed["micro_tokens"] == 4096
+    script = f"uv run examples/run_sft.py --config {tmp_path}/job.yaml policy.train_micro_batch_size=4\n"
+    (tmp_path / "job.yaml").write_text(SFT, encoding="utf-8")
+    assert words(tmp_path, script, "run.sh")["micro_batch"] == 4
+
+
+def test_fine_tuning_has_the_head_of_its_updates(tmp_path: Path) -> None:
+    """NLLLossFn takes log-probabilities (LossInputType.LOGPROB) of logits in fp32, as the loss of GRPO does."""
+    tuned = rl(**words(tmp_path, SFT))
+    logits = next(phase.roles["logits"] for phase in tuned.phases if phase.name == "update")
+    assert logits == 12 * 2 * 2048 * 128256

@@ -644,3 +644,132 @@ def test_such_files_have_no_estimate_and_are_compared_as_post_training(tmp_path:
         assert side.phases == memcalc.rl(**told | {"micro_batch": size}, advice=False).phases
     with pytest.raises(ObjectiveError, match="train by DPO"):
         check_estimate([str(path)], gpu="h100", gpus=1)
+
+
+# ---------------------------------------------------------------- verl's supervised fine-tuning
+
+TUNED = (
+    "torchrun --standalone --nnodes=1 --nproc-per-node=8 -m verl.trainer.sft_trainer data.train_batch_size=96 "
+    "data.max_length=4096 model.path=Qwen/Qwen3-8B engine=fsdp optim=fsdp engine.strategy=fsdp2 engine.fsdp_size=4 "
+)
+TUNED_WORDS = {
+    "algorithm": "sft", "framework": "verl", "model": "qwen3-8b", "gpu": "h100", "gpus": 8, "trainer": "fsdp2",
+    "prompt": 2048, "response": 2048, "mini_batch": 96, "park": "none", "recompute": "full",
+}  # fmt: skip
+
+
+def test_fine_tuning_by_verl(tmp_path: Path) -> None:
+    """A group that is chosen as a whole (`engine=fsdp`) leaves what stands beside it of the same table."""
+    found = words(tmp_path, "run.sh", f"{TUNED} model.lora_rank=16 data.max_token_len_per_gpu=16384 optim.lr=1e-5\n")
+    sharded = {"dp_replicate": 2, "lora": "16:all-linear", "micro_tokens": 16384}
+    assert found == {**TUNED_WORDS, **sharded}
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert not [text for text in answer.warnings if "is not a setting" in text]
+
+
+def test_what_verls_fine_tuning_does_by_default(tmp_path: Path) -> None:
+    """trainer/config/sft_trainer_engine.yaml: 8,192 tokens a rank, of rows of up to 1,024, by FSDP 1."""
+    line = "python3 -m verl.trainer.sft_trainer_ray model.path=Qwen/Qwen3-8B trainer.n_gpus_per_node=4\n"
+    found = words(tmp_path, "run.sh", line)
+    usual = {"gpus": 4, "trainer": "fsdp1", "prompt": 512, "response": 512, "micro_tokens": 8192, "mini_batch": 256}
+    assert found == {**TUNED_WORDS, **usual}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch"),
+    [
+        ("data.use_dynamic_bsz=False data.micro_batch_size_per_gpu=2", {"micro_batch": 2}),
+        ("data.use_dynamic_bsz=False", {"micro_batch": 4}),
+        ("data.use_dynamic_bsz=False engine.ulysses_sequence_parallel_size=2", {"micro_batch": 2}),
+        ("data.max_token_len_per_gpu=2048", {"micro_tokens": 4096}),
+        ("data.max_token_len_per_gpu=2048 engine.ulysses_sequence_parallel_size=2", {"micro_tokens": 4096}),
+        ("data.max_token_len_per_gpu=8192 engine.ulysses_sequence_parallel_size=2", {"micro_tokens": 8192}),
+    ],
+)
+def test_micro_batches_of_verls_fine_tuning(tmp_path: Path, overrides: str, batch: dict[str, int]) -> None:
+    """Ranks that share sequences take equal parts of a micro-batch; a budget below a row would stop the job."""
+    found = words(tmp_path, "run.sh", f"{TUNED} {overrides}\n")
+    assert {name: found[name] for name in ("micro_batch", "micro_tokens") if name in found} == batch
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("engine=megatron", "fine-tunes by verl's megatron"),
+        ("engine.strategy=veomni", "fine-tunes by verl's veomni"),
+        ("data.pad_mode=right", "pads its rows"),
+    ],
+)
+def test_what_of_verls_fine_tuning_has_no_figures(tmp_path: Path, overrides: str, says: str) -> None:
+    with pytest.raises(ObjectiveError, match=says):
+        words(tmp_path, "run.sh", f"{TUNED} {overrides}\n")
+
+
+def test_a_config_of_verls_fine_tuning_is_asked_for_its_gpus(tmp_path: Path) -> None:
+    """The trainer takes them from torchrun."""
+    text = (
+        "data: {max_length: 4096, max_token_len_per_gpu: 8192}\nmodel: {path: Qwen/Qwen3-8B}\n"
+        "engine: {strategy: fsdp2}\ntrainer: {n_gpus_per_node: 8}\n"
+    )
+    assert "--gpus" in asked(tmp_path, "sft.yaml", text)
+    assert words(tmp_path, "sft.yaml", text, gpus=8)["trainer"] == "fsdp2"
+
+
+# ---------------------------------------------------------------- what a script of verl's leaves to a run, or to itself
+
+
+def test_a_reward_model_whose_path_a_run_knows_is_not_left_out(tmp_path: Path) -> None:
+    judged = VERL.rstrip() + " reward_model.enable=True reward_model.model.path=$HOME/models/MyJudge\n"
+    assert "--set rl.reward_model=… (line of run.sh: reward_model.model.path" in asked(tmp_path, "run.sh", judged)
+    given = words(tmp_path, "run.sh", judged, settings={"rl.reward_model": "llama-3-8b"})
+    assert given["reward_model"] == "llama-3-8b"
+
+
+def test_a_reward_model_in_an_engine_of_its_own_is_told(tmp_path: Path) -> None:
+    text = VERL.rstrip() + " reward_model.enable=True reward_model.use_reward_loop=True reward_model.model.path=a/b\n"
+    assert "reward_model" not in words(tmp_path, "run.sh", text)
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert any("a reward model in an engine of its own" in text for text in answer.warnings)
+
+
+@pytest.mark.parametrize("module", ["recipe.sppo.main_sppo", "recipe.spin.main_spin", "my.train_agent"])
+def test_another_main_with_verls_arguments_is_asked_what_it_optimizes(tmp_path: Path, module: str) -> None:
+    """The default of verl itself is PPO with a critic, which SPPO, SPIN and others have not."""
+    text = VERL.replace("algorithm.adv_estimator=grpo", "").replace("verl.trainer.main_ppo ", f"{module} ")
+    assert asked(tmp_path, "run.sh", text).startswith("not in run.sh: --set rl.algorithm=… (line of run.sh: ")
+    assert words(tmp_path, "run.sh", text, settings={"rl.algorithm": "grpo"})["algorithm"] == "grpo"
+    known = VERL.replace("verl.trainer.main_ppo ", f"{module} ")
+    assert words(tmp_path, "run.sh", known)["algorithm"] == "grpo"
+
+
+def test_distillation_with_verls_arguments_is_declined(tmp_path: Path) -> None:
+    with pytest.raises(ObjectiveError, match="trains by GKD"):
+        words(tmp_path, "run.sh", VERL.replace("verl.trainer.main_ppo ", "main_gkd "))
+
+
+@pytest.mark.parametrize(
+    ("value", "layers"),
+    [("all-linear", "all-linear"), ("[q_proj,v_proj]", "q,v"), ('\'["gate_proj", "down_proj"]\'', "gate,down")],
+)
+def test_layers_of_verls_adapters(tmp_path: Path, value: str, layers: str) -> None:
+    """A list was counted as the layers that a rank alone stands for."""
+    part = "actor_rollout_ref.model"
+    text = VERL.rstrip() + f" {part}.lora_rank=8 {part}.target_modules={value}\n"
+    assert words(tmp_path, "run.sh", text)["lora"] == f"8:{layers}"
+
+
+@pytest.mark.parametrize("override", ["override_config.attn_implementation=eager", "override_config=KERNEL"])
+def test_attention_of_verls_model(tmp_path: Path, override: str) -> None:
+    """It was said to make another model of it, and not counted."""
+    spelled = override.replace("KERNEL", '"{attn_implementation: eager}"')
+    text = VERL.rstrip() + f" +actor_rollout_ref.model.{spelled}\n"
+    assert words(tmp_path, "run.sh", text)["attention"] == "eager"
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert not any("override_config" in text for text in answer.warnings)
+
+
+def test_another_model_in_verls_overrides_is_told(tmp_path: Path) -> None:
+    text = VERL.rstrip() + " +actor_rollout_ref.model.override_config.num_hidden_layers=4\n"
+    words(tmp_path, "run.sh", text)
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert any("the model is not the preset" in text for text in answer.warnings)

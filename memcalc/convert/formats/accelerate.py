@@ -6,6 +6,7 @@ in), utils/launch.py, utils/dataclasses.py (the plugins).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
@@ -20,13 +21,16 @@ _TYPES = {
 }  # fmt: skip
 """`distributed_type`, and what runs the ranks."""
 _DTYPES = {name: name for name in ("no", "fp16", "bf16", "fp8")}
+_WORDS = ("distributed_type", "mixed_precision")
+"""Keys whose `no` without quotes YAML takes for false, as Accelerate itself then does."""
 _SIGNS = frozenset({"distributed_type", "compute_environment"})
 _RANKS = {"dp_shard_size": "", "dp_replicate_size": "dp_replicate", "tp_size": "tp", "cp_size": "cp"}
 
 
 def read(document: Document) -> Config:
     """Return what an Accelerate YAML says of a job."""
-    reader = ConfigReader(document, "accelerate", "Accelerate 1.15")
+    data = {key: "no" if value is False and key in _WORDS else value for key, value in document.data.items()}
+    reader = ConfigReader(replace(document, data=data), "accelerate", "Accelerate 1.15")
     kind = reader.one_of("distributed_type", _TYPES, "trainer")
     reader.fact("accelerated", True, "accelerate")
     _ranks(reader, kind)

@@ -10,8 +10,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.axolotl_write import write
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.convert.formats.beside_steps import STATE_DICTS, set_resumes, set_state_dict
-from memcalc.convert.formats.fsdp_config import ACCELERATED, set_reductions
+from memcalc.convert.formats.fsdp_config import ACCELERATED, STATE_DICTS, set_reductions, set_resumes, set_state_dict
 from memcalc.convert.formats.preferences import read_axolotl
 from memcalc.convert.formats.tuning import (
     fsdp_keys,

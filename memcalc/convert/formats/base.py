@@ -137,11 +137,11 @@ class ConfigJob:
 
 
 FORMATS: dict[str, tuple[Kind, ...]] = {
-    "unread": ("yaml", "json"), "deepspeed": ("json",),
+    "unread": ("yaml", "json", "toml"), "deepspeed": ("json",),
     "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "swift_megatron": ("yaml", "json"),
     "swift": ("yaml", "json"), "axolotl": ("yaml",),
     "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),
-    "verl": ("yaml",), "nemo_rl": ("yaml",), "openrlhf": ("flags",),
+    "verl_tuning": ("yaml",), "verl": ("yaml",), "nemo_rl": ("yaml",), "openrlhf": ("flags",),
     "accelerate": ("yaml", "json"), "trainer": ("json", "yaml", "flags"),
     "fsdp_config": ("json",), "foundry": ("yaml",), "launch": ("shell",),
 }  # fmt: skip

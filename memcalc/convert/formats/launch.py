@@ -48,6 +48,7 @@ from memcalc.frameworks import environment
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
 _COUNTED = ("verl", "nemo_rl")
 """Formats whose own keys say how many ranks there are, whatever starts them."""
+_BY_RAY = ("train_ppo_ray", "sft_trainer_ray")  # scripts that start their ranks themselves
 _SETTING = frozenset({"", ".", "source", "echo", "printf", "exit", "set", "export", "cd", "trap", "pip"})
 """Commands of a script that prepares what another one starts; a variable of that one has no text here."""
 _RANKS = ("NGPU", "NNODES", "NPROC_PER_NODE", "SWIFT_SINGLE_DEVICE_MODE")
@@ -77,7 +78,7 @@ def read(document: Document) -> Config:
     reader = ConfigReader(values.document(document), "launch", "Slurm 26.11 and the launchers")
     _slurm(reader, _request(options, launch), bool(options))
     if launch is not None:
-        if format_of(launch) not in _COUNTED and not launch.script.endswith("train_ppo_ray"):
+        if format_of(launch) not in _COUNTED and not launch.script.removesuffix(".py").endswith(_BY_RAY):
             read_ranks(reader, launch, script)
         _set_algorithm(reader, launch)
         _set_loaded(reader, launch)
@@ -239,10 +240,10 @@ def _check_objective(launch: Launch, name: str) -> None:
     """Refuse what trains something else than the next token of a decoder."""
     form = format_of(launch)
     nanotron = launch.script.endswith("run_train.py") and "config_file" in flags_of(launch.arguments)
+    refuse_pictures(name, launch.script, flags_of(launch.arguments))
     refuse_library(name, "nanotron.run_train" if nanotron else launch.script, flags_of(launch.arguments), form)
     if form in ROLES:
         return
-    refuse_pictures(name, launch.script)
     refuse_heads(name, launch.script)
     method = method_of_script(recipe_of(launch))
     if launch.launcher not in ("axolotl", "litgpt", "swift", "megatron") and not _by_trl(form, method):
@@ -350,10 +351,9 @@ def _read_environment(reader: ConfigReader) -> None:
     for name in environment.ALLOCATOR:
         _allocator(reader, name)
     _workspace(reader)
-    usual = {"CUDA_LAUNCH_BLOCKING": "0"}
     for name, says in environment.NOT_MODELLED.items():
         value = reader.raw(name)
-        if value is not None and str(value) not in ("", usual.get(name, "0" if "ENABLE" in name else "")):
+        if value is not None and str(value) not in ("", "0" if re.search("ENABLE|BLOCKING", name) else ""):
             message = f"{name} {value} changes memory but is not counted: {says}"
             reader.note("warning", "MC002", name, message)
     if reader.text(name := "CUDA_MODULE_LOADING").upper() == "EAGER":

@@ -12,14 +12,14 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.convert.formats.beside_steps import (
+from memcalc.convert.formats.fsdp_config import (
     set_evaluation,
     set_generation,
+    set_reductions,
     set_resumes,
     set_state_dict,
     tokens_up_to,
 )
-from memcalc.convert.formats.fsdp_config import set_reductions
 from memcalc.convert.formats.preferences import refuse_reference, set_algorithm
 from memcalc.convert.formats.tuning import (
     ask_for_rows,

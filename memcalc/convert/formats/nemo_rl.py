@@ -1,6 +1,6 @@
-"""NeMo-RL's YAML: GRPO, PPO, DPO and reward models by its DTensor workers (FSDP 2).
+"""NeMo-RL's YAML: GRPO, PPO, DPO, reward models and fine-tuning by its DTensor workers (FSDP 2).
 
-NeMo-RL 0.5 (7ea279ab): utils/config.py (`defaults`, interpolation), algorithms/{grpo,ppo,dpo,rm}.py, models/policy and
+NeMo-RL 0.5 (7ea279ab): utils/config.py (`defaults`, interpolation), algorithms/*.py, models/policy and
 models/automodel. It has hardly a default in code: a config must say everything, most of them by naming one of its
 examples as `defaults`. What a file leaves out counts as that example of its algorithm says it (examples/configs).
 
@@ -112,8 +112,9 @@ _EXAMPLES = {
     "ppo": _Example("ppo", micro_batch=4, length=16384, packs=True, online=True),
     "dpo": _Example("dpo", micro_batch=2, length=1024, packs=False, online=False),
     "rm": _Example("reward", micro_batch=1, length=8192, packs=False, online=False),
+    "sft": _Example("sft", micro_batch=1, length=1024, packs=False, online=False),
 }
-"""By the part that says what is optimized: grpo_math_1B.yaml, ppo_math_1B.yaml, dpo.yaml, rm.yaml."""
+"""By the part that says what is optimized: grpo_math_1B.yaml, ppo_math_1B.yaml, dpo.yaml, rm.yaml, sft.yaml."""
 _SPREAD = {
     f"{_WORKERS}.tensor_parallel_size": "tensor parallelism",
     f"{_WORKERS}.context_parallel_size": "context parallelism",
@@ -173,7 +174,7 @@ def _example(reader: ConfigReader) -> _Example:
         return _EXAMPLES[part]
     raise ObjectiveError(
         f"{reader.document.path.name} trains by {part or 'nothing that it says'} of NeMo-RL: memcalc reads its "
-        f"{', '.join(_EXAMPLES)}, and memcalc estimate answers for supervised training."
+        f"{', '.join(_EXAMPLES)}."
     )
 
 
@@ -246,7 +247,7 @@ def _batches(reader: ConfigReader, example: _Example) -> None:
         reader.set("seq_len", length, key)
     way = _packs(reader, example)
     tokens = reader.integer(f"{way}.train_mb_tokens", length * rows, low=1) or length * rows if way else 0
-    if way and example.online:
+    if way and (example.online or example.algorithm == "sft"):
         reader.set("rl.micro_tokens", max(tokens, length), f"{way}.train_mb_tokens")
     elif way:
         reader.set("micro_batch", max(1, -(-tokens // (2 * length))), f"{way}.train_mb_tokens")

@@ -15,7 +15,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.convert.formats.beside_steps import set_generation, set_resumes
+from memcalc.convert.formats.fsdp_config import set_generation, set_resumes
 from memcalc.convert.formats.preferences import halve_packs, read_swift
 from memcalc.convert.formats.tuning import (
     fsdp_keys,

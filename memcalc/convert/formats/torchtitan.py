@@ -28,6 +28,7 @@ from memcalc.convert.formats.torchtitan_keys import (
     spelling,
     until,
 )
+from memcalc.convert.objectives import refuse_pictures
 from memcalc.errors import ObjectiveError
 from memcalc.frameworks.fsdp import TORCHTITAN
 
@@ -94,6 +95,7 @@ def _model(reader: ConfigReader) -> None:
         )
         return
     name, flavor = reader.text("model.name", "llama3"), reader.text("model.flavor", "debugmodel")
+    refuse_pictures(reader.document.path.name, name)
     plain = name.removeprefix("simple_fsdp.")
     if plain != name:
         reader.set("strategy.fsdp_schedule", "simple", "model.name")

@@ -14,7 +14,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document, KeyPath
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.convert.formats.beside_steps import set_resumes
+from memcalc.convert.formats.fsdp_config import set_resumes
 from memcalc.convert.formats.tuning import Optimizer, optimizers_of, set_decay
 from memcalc.convert.objectives import method_of_script, refuse_idle, refuse_method
 from memcalc.errors import FileError, shown

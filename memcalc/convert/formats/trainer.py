@@ -14,8 +14,17 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, inner_document, key_table
-from memcalc.convert.formats.beside_steps import set_evaluation, set_generation, set_resumes, tokens_up_to
-from memcalc.convert.formats.fsdp_config import ACCELERATED, STRATEGIES, fsdp_version, read_options, set_reductions
+from memcalc.convert.formats.fsdp_config import (
+    ACCELERATED,
+    STRATEGIES,
+    fsdp_version,
+    read_options,
+    set_evaluation,
+    set_generation,
+    set_reductions,
+    set_resumes,
+    tokens_up_to,
+)
 from memcalc.convert.formats.preferences import is_trl, read_roles, set_by_name
 from memcalc.convert.formats.trainer_writer import script_text, spelling, write
 from memcalc.convert.formats.tuning import (
@@ -34,16 +43,7 @@ from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_idle, 
 
 KEYS = key_table("trainer")
 TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
-_SCRIPT_DTYPES = {
-    "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16",
-    "half": "fp16", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "auto": "auto",
-    "none": "auto",
-}  # fmt: skip
-_ATTENTION = {
-    "flash_attention_2": "flash", "flash_attention_3": "flash3", "kernels-community/flash-attn2": "flash",
-    "kernels-community/flash-attn": "flash", "kernels-community/flash-attn3": "flash3",
-    "kernels-community/vllm-flash-attn3": "flash3", "eager": "eager", "sdpa": "", "flex_attention": "flex", "none": "",
-}  # fmt: skip
+_SCRIPT_DTYPES, _ATTENTION = KEYS.tables["dtypes"], KEYS.tables["attention"]
 _OF_LORA = (
     "lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
 )  # fmt: skip

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from memcalc.convert.config import ConfigReader
 from memcalc.convert.formats.base import KeyTable, inner_document, key_table
-from memcalc.convert.formats.beside_steps import set_loading
-from memcalc.convert.formats.fsdp_config import NODE, set_checkpoints
+from memcalc.convert.formats.fsdp_config import NODE, set_checkpoints, set_loading
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",), "wo": ("o",),

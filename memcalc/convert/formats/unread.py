@@ -32,6 +32,7 @@ _AS_MEGATRON = (
     "which memcalc does not read: give its model, degrees and batch to memcalc estimate --framework megatron, which it "
     "trains by"
 )
+_AS_RL = "which memcalc does not read: give memcalc rl what it trains"
 TRAINERS = (
     Unread(
         "nanotron",
@@ -44,9 +45,18 @@ TRAINERS = (
     Unread("GPT-NeoX", ("pipe_parallel_size", "model_parallel_size")),
     Unread("Anyscale's LLMForge", ("model_id", "context_length", "num_devices")),
     Unread("ArcticTraining", ("type", "model.name_or_path", "data.sources")),
-    Unread("AReaL", ("experiment_name", "trial_name", "cluster", "train_dataset")),
+    Unread("verl's fsdp_sft_trainer", ("data.max_length", "model.partial_pretrain")),
+    Unread("AReaL", ("experiment_name", "trial_name", "cluster", "train_dataset"), _AS_RL),
+    Unread("ROLL", ("exp_name", "pretrain", "actor_train"), _AS_RL),
+    Unread("ROLL", ("exp_name", "pretrain", "sft_train")),
+    Unread("prime-rl", ("orchestrator", "model.name"), _AS_RL),
+    Unread("prime-rl", ("model.name", "data.name", "data.seq_len")),
+    Unread("NeMo Automodel", ("step_scheduler", "model")),
+    Unread("Primus", ("work_group", "modules")),
+    Unread("leap-finetune", ("project_name", "training_type", "training_config")),
+    Unread("align-anything", ("train_cfgs", "data_cfgs")),
+    Unread("open_lm", ("model", "tokens", "global_bs", "acc")),
     Unread("VeOmni", ("model", "data.train_path", "train.accelerator")),
-    Unread("verl's SFT trainer", ("data.micro_batch_size_per_gpu", "data.max_length", "trainer.n_gpus_per_node")),
 )
 
 

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader, split_key
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.swift_megatron import VerlWorkers
-from memcalc.convert.objectives import refuse_idle, refuse_method
+from memcalc.convert.formats.verl_tuning import TRAINERS, plain, same_model, set_attention, set_model, set_sharded
+from memcalc.convert.objectives import ALGORITHMS, method_of_script, refuse_idle, refuse_method
 from memcalc.errors import ObjectiveError, cut
 
 KEYS = key_table("verl")
@@ -33,16 +33,13 @@ _OTHERS = re.compile("megatron|veomni|torchtitan|automodel")
 """Names of trainers beside FSDP's."""
 _MEGATRON = re.compile(r"(ppo_)?megatron(_actor|_ref|_critic|_trainer)?(\.yaml)?")
 """Names of the configs by which Megatron-LM trains."""
-_TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
-_BATCHED = 8192
-"""Tokens of an engine's step by default."""
-_DEEPEST = 8
-"""References that lead to references."""
+_TOKENS = 16384
+"""Of a micro-batch by default."""
 
 
 def read(document: Document) -> Config:
     """Return what verl's keys say of a job."""
-    reader = ConfigReader(replace(document, data=_plain(document.data, document.data)), "verl", "verl 0.10")
+    reader = ConfigReader(replace(document, data=plain(document.data, document.data)), "verl", "verl 0.10")
     if parent := _parent(reader):
         child = replace(document, data={key: value for key, value in document.data.items() if key != "defaults"})
         reader.refer("verl", "defaults", path=parent, over=child)
@@ -53,7 +50,7 @@ def read(document: Document) -> Config:
         refuse_method(document.path.name, "distillation", key)
     if reader.flag(key := "trainer.val_only"):  # fit() returns after its first validation (trainer/ppo/ray_trainer.py)
         refuse_idle(document.path.name, [key])
-    reader.set("rl.algorithm", reader.one_of("algorithm.adv_estimator", _ESTIMATORS, "ppo"), "algorithm.adv_estimator")
+    _algorithm(reader)
     _hardware(reader)
     _lengths(reader)
     _batches(reader)
@@ -63,7 +60,7 @@ def read(document: Document) -> Config:
         if reader.flag(key := f"{_MODEL}.enable_gradient_checkpointing"):
             reader.note("note", "MC004", key, "ignored by verl's Megatron workers: recompute_granularity says it")
     else:
-        _sharded(reader)
+        set_sharded(reader, _MODEL, f"{_ACTOR}.fsdp_config", f"{_ACTOR}.strategy")
     _reference(reader)
     _rollout(reader)
     _critic(reader)
@@ -72,8 +69,20 @@ def read(document: Document) -> Config:
     reader.harmless(*KEYS.harmless, *KEYS.lists["megatron" if _megatron(reader) else "sharded"])
     reader.not_counted(KEYS.not_counted, _as_counted(reader))
     says = {key: text for key, text in KEYS.not_modelled.items() if not (_megatron(reader) and ".optim." in key)}
-    reader.not_modelled(says, unless=(False, None, 0, "", "none", "adamw"))
+    reader.not_modelled(same_model(reader, says), unless=(False, None, 0, "", "none", "adamw"))
     return reader.finish()
+
+
+def _algorithm(reader: ConfigReader) -> None:
+    """What is optimized; a script that is called after nothing that is known may have a default of its own."""
+    key, script = "algorithm.adv_estimator", reader.text("command")
+    method = method_of_script(script)
+    if method not in ("", "ppo", "reinforce", *ALGORITHMS):
+        refuse_method(reader.document.path.name, method, script)
+    if script and not method and not reader.has(key):
+        reader.ask("rl.algorithm", key, "-", f"is not said, and {script} may have a default of its own")
+    else:
+        reader.set("rl.algorithm", reader.one_of(key, _ESTIMATORS, "ppo"), key)
 
 
 def _parent(reader: ConfigReader) -> str:
@@ -82,23 +91,6 @@ def _parent(reader: ConfigReader) -> str:
     if any(name.endswith("trainer") for name in named):
         return ""
     return next((f"{name}.yaml" for name in named if "@" not in name), "")
-
-
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-
-
-def _plain(value: Any, data: dict[str, Any], depth: int = 0) -> Any:
-    """A value as YAML has it: flags have `null` as a word, and a reference of Hydra is what it leads to, or nothing."""
-    if isinstance(value, dict):
-        return {key: _plain(inner, data, depth) for key, inner in value.items()}
-    if not isinstance(value, str):
-        return value
-    if match := _REFERENCE.fullmatch(value):
-        target: Any = data
-        for key in match[1].split("."):
-            target = target.get(key) if isinstance(target, dict) else None
-        return _plain(target, data, depth + 1) if depth < _DEEPEST and not isinstance(target, dict) else None
-    return None if value in ("null", "None", "~", "???") or value.startswith("${") else value
 
 
 def _bases(reader: ConfigReader) -> list[str]:
@@ -121,7 +113,7 @@ def _megatron(reader: ConfigReader) -> bool:
 
 def _refuse_others(reader: ConfigReader) -> None:
     """Refuse what trains otherwise than by FSDP and Megatron-LM, and engines that are not modelled."""
-    other = next((name for name in _stated(reader) if name not in ("", "dp", "megatron", *_TRAINERS)), "")
+    other = next((name for name in _stated(reader) if name not in ("", "dp", "megatron", *TRAINERS)), "")
     if not other:  # of a config that it builds on, or of a group that is chosen
         bases = (name for name in _bases(reader) if not _MEGATRON.fullmatch(name))
         other = next((name for name in bases if _OTHERS.search(name)), "")
@@ -234,7 +226,7 @@ def _batches(reader: ConfigReader) -> None:
     """Tokens of a micro-batch, or samples, which verl has no default for."""
     padded = not reader.flag(key := f"{_MODEL}.use_remove_padding", True)
     if reader.flag(f"{_ACTOR}.use_dynamic_bsz"):
-        budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, low=1) or 16384
+        budget = reader.integer(key := f"{_ACTOR}.ppo_max_token_len_per_gpu", _TOKENS, low=1) or _TOKENS
         budget *= _ring(reader)
         if (longest := _shared_length(reader)) > budget:
             message = f"{_sharers(reader)} ranks share a sequence: counted with {longest} tokens a rank, as if whole"
@@ -271,7 +263,7 @@ def _log_probs(reader: ConfigReader, budget: int) -> None:
     tokens: dict[str, int] = {}
     for part in (part for part in _READERS if dynamic[part]):
         limit = reader.integer(key := f"{part}.log_prob_max_token_len_per_gpu", low=1) or 0
-        limit = limit * _ring(reader) or budget or _PASS * _ring(reader)
+        limit = limit * _ring(reader) or budget or _TOKENS * _ring(reader)
         tokens[key] = max(limit, _longest(reader))
     if not tokens and not budget:
         most, key = max(rows.values(), key=lambda part: part[0] or 0)
@@ -284,49 +276,12 @@ def _log_probs(reader: ConfigReader, budget: int) -> None:
         reader.set("rl.logprob_tokens", tokens[key], key)
 
 
-_PASS = 16384
-"""Tokens of a pass of log-probabilities where an update says none."""
-
-
 def _trained(reader: ConfigReader) -> None:
-    """What is trained, and by what it is read."""
-    variable = reader.document.unknown.get(split_key(key := f"{_MODEL}.path"), "")
-    if model := reader.text(key):
-        reader.set("model", model, key)
-    else:  # its default is a folder of the authors' home
-        reader.ask("model", key, variable or "-", "" if variable else "is not set")
-    if reader.flag(key := f"{_MODEL}.use_fused_kernels"):
-        reader.set("rl.logits", "fused", key)
+    set_model(reader, _MODEL)
+    set_attention(reader, _MODEL)
     if reader.flag(key := f"{_ACTOR}.calculate_entropy") or reader.number(key := f"{_ACTOR}.entropy_coeff", 0.0):
         reader.set("rl.entropy", True, key)
     reader.number(f"{_ACTOR}.entropy_coeff")
-
-
-def _sharded(reader: ConfigReader) -> None:
-    """How FSDP keeps and trains it."""
-    reader.set("rl.trainer", reader.one_of(f"{_ACTOR}.strategy", _TRAINERS, "fsdp1"), f"{_ACTOR}.strategy")
-    key = f"{_MODEL}.enable_gradient_checkpointing"
-    reader.set("recompute", "full" if reader.flag(key, True) else "none", key)
-    if reader.flag(key := f"{_MODEL}.enable_activation_offload"):
-        reader.set("offload", ("activations",), key)
-    config = f"{_ACTOR}.fsdp_config"
-    if (shards := reader.integer(key := f"{config}.fsdp_size", -1, low=-1)) is not None and shards > 0:
-        reader.set("dp_shard", shards, key)  # workers/fsdp_workers.py, create_device_mesh
-    if reader.has(key := f"{config}.use_no_sync_for_gradient_accumulation"):
-        # workers/engine/fsdp/transformer_impl.py, _gradient_sync_context; off in the YAML of releases that have the key
-        reader.set("rl.whole_gradients", reader.flag(key), key)
-    if reader.flag(key := f"{config}.offload_policy"):
-        reader.set("offload", ("params",), key)
-    parks = [part for part in ("params", "optimizer") if reader.flag(f"{config}.{part.removesuffix('s')}_offload")]
-    reader.flag(f"{config}.optimizer_offload")
-    reader.set("rl.park", ",".join(parks) or "none", f"{config}.param_offload")
-    if reader.text(key := f"{config}.model_dtype", "fp32") in ("bfloat16", "bf16"):
-        reader.set("precision", "bf16", key)
-    if rank := reader.integer(key := f"{_MODEL}.lora_rank", 0):
-        everywhere = reader.text(f"{_MODEL}.target_modules", "all-linear") == "all-linear"
-        reader.set("lora", f"{rank}:all-linear" if everywhere else str(rank), key)
-    elif reader.has(key := f"{_MODEL}.lora_adapter_path") or tuple(key.split(".")) in reader.document.unknown:
-        reader.ask("lora", key, "-", "names adapters to go on with, whose rank stands beside them")
 
 
 def _reference(reader: ConfigReader) -> None:
@@ -347,7 +302,7 @@ def _rollout(reader: ConfigReader) -> None:
     key = f"{_ROLLOUT}.gpu_memory_utilization"
     reader.set("rl.utilization", reader.number(key, 0.5), key)
     reader.set_integer("rl.max_seqs", f"{_ROLLOUT}.max_num_seqs", 256)
-    reader.set_integer("rl.max_batched_tokens", f"{_ROLLOUT}.max_num_batched_tokens", _BATCHED)
+    reader.set_integer("rl.max_batched_tokens", f"{_ROLLOUT}.max_num_batched_tokens", 8192)
     if reader.flag(key := f"{_ROLLOUT}.enforce_eager"):
         reader.set("rl.eager", True, key)
     sleeps = "1" if reader.integer(f"{_MODEL}.lora_rank", 0) else "2"
@@ -367,9 +322,16 @@ def _critic(reader: ConfigReader) -> None:
             f"{reader.document.path.name} trains a second model as its reward (PRIME, reward_model): "
             "memcalc has no figures for this."
         )
-    if reader.flag("reward_model.enable") and reader.has(key := "reward_model.model.path"):
-        reader.set("rl.reward_model", reader.text(key), key)
+    if reader.flag("reward_model.enable") and not reader.flag("reward_model.use_reward_loop"):
+        variable = reader.document.unknown.get(split_key(key := "reward_model.model.path"), "")
+        if reader.has(key):
+            reader.set("rl.reward_model", reader.text(key), key)
+        else:
+            reader.ask("rl.reward_model", key, variable or "-", "" if variable else "is not set")
         reader.not_counted(KEYS.tables["of_judges"])
+    elif reader.flag("reward_model.enable"):
+        reader.not_modelled({"reward_model.use_reward_loop": "a reward model in an engine of its own"})
+        reader.harmless("reward_model.")
     elif not reader.flag("reward_model.enable"):
         reader.harmless("reward_model.")
 

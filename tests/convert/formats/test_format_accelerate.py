@@ -162,6 +162,15 @@ def test_an_unknown_key_is_warned_of_with_the_nearest(tmp_path: Path) -> None:
     assert (finding.code, finding.suggestion) == ("MC001", "did you mean fsdp_config.fsdp_offload_params?")
 
 
+def test_a_no_without_quotes_is_false_to_yaml_and_none_to_accelerate(tmp_path: Path) -> None:
+    """``yaml.safe_load`` gives False, which is none of the kinds that ``commands/launch.py`` starts anything for."""
+    lead = "compute_environment: LOCAL_MACHINE\n"
+    plain = config_of(tmp_path / "a.yaml", f"{lead}distributed_type: no\nmixed_precision: no\n", "accelerate")
+    quoted = config_of(tmp_path / "a.yaml", f"{lead}distributed_type: 'NO'\nmixed_precision: 'no'\n", "accelerate")
+    assert words(plain) == words(quoted)
+    assert words(plain)["engine"] == "trainer"
+
+
 def test_fp16_of_before_0_12(tmp_path: Path) -> None:
     config = config_of(tmp_path / "a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 4\nfp16: true\n", "accelerate")
     assert config.get("mixed") == "fp16"
