@@ -74,13 +74,9 @@ class BlockWork:
 
     @cached_property
     def modules(self) -> int:
-        """Modules that one block's forward calls: linear layers, two norms, the activation, and what holds them.
-
-        An expert that is a module of its own has an activation beside.
-        """
+        """Modules that one block's forward calls: linear layers, two norms, the activation, and what holds them."""
         listed = linear_layers(self.activations.group.block, stacked=self.grid.habits.stacks_experts)
-        experts = next((matrix.count for matrix in listed if matrix.routed), 0)
-        return 6 + 2 * experts + sum(matrix.count for matrix in listed)
+        return 6 + sum(matrix.count for matrix in listed)
 
     @cached_property
     def is_fused(self) -> bool:

@@ -225,8 +225,8 @@ def given_by(grid: Grid) -> dict[str, float]:
     """Constants that the stack gives: all of a message is exposed where nothing overlaps it.
 
     TransformerEngine's quantised operands are tensors of a block, and written with all others; its products read them.
-    Layers with fused adapters are functions in Python, backward too (unsloth 2026.8 ``kernels/fast_lora.py``; axolotl
-    0.12 ``kernels/lora.py``).
+    Layers with fused adapters are functions in Python, backward too (unsloth 0050c73e ``unsloth/kernels/fast_lora.py``;
+    axolotl 067b021c ``src/axolotl/kernels/lora.py``).
     """
     overlapped = {"exposed_tensor": grid.fixed.tp_comm_overlap, "exposed_exchange": grid.fixed.ep_overlap}
     given = {name: 1.0 for name, hides in overlapped.items() if not hides}

@@ -141,8 +141,7 @@ def _once(census: ModelOnGrid, blocks: list[BlockWork]) -> Part:
         operands=_add([head_bytes, *(b.layers * b.linear[1] for b in blocks)]),
         dequantised=_add([head_dequantised(census), *(b.layers * b.dequantised for b in blocks)]),
         written=_add(
-            [head_written(census), accumulated(census)]
-            + [b.layers * (b.written - 4 * unmade_rows(b)) for b in blocks]
+            [head_written(census), accumulated(census)] + [b.layers * (b.written - 4 * unmade_rows(b)) for b in blocks]
         ),
         launches=_add([b.layers * b.launches[0] for b in blocks]),
         launches_backward=_add([b.layers * b.launches[1] for b in blocks]),
@@ -174,7 +173,8 @@ def hooks(grid: Grid) -> Array:
 
     DeepSpeed edaa7221 ``runtime/zero/parameter_offload.py``: ``_register_deepspeed_module``.
     """
-    return np.asarray((grid.zero == 3) & (grid.habits.zero_optimizer is not None)).astype(np.int64)
+    hooked = grid.habits.zero_optimizer is not None and np.any(grid.zero == 3)
+    return (grid.zero == 3).astype(np.int64) if hooked else np.int64(0)
 
 
 def head_work(census: ModelOnGrid) -> tuple[Array, Array]:
