@@ -73,6 +73,12 @@ class BlockWork:
         return block_matrices(self.activations.group.block)
 
     @cached_property
+    def modules(self) -> int:
+        """Modules that one block's forward calls: linear layers, two norms, the activation, and what holds them."""
+        listed = linear_layers(self.activations.group.block, stacked=self.grid.habits.stacks_experts)
+        return 6 + sum(matrix.count for matrix in listed)
+
+    @cached_property
     def is_fused(self) -> bool:
         """Whether attention is one kernel."""
         spec = self.activations.group.block.attention
@@ -273,6 +279,11 @@ class BlockWork:
         chosen = [self.again(policy)[0] for policy in self.grid.policies]
         flops = self._again([self._sum("flops_of", matrices) for matrices in chosen])
         return flops, self._again([self._sum("operands_of", matrices) for matrices in chosen])
+
+    @cached_property
+    def modules_again(self) -> Array:
+        """Modules of the stage's blocks that run again."""
+        return self._again([np.int64(self.modules * (policy.kind != "none")) for policy in self.grid.policies])
 
     @cached_property
     def attention_again(self) -> Array:

@@ -128,6 +128,21 @@ def _copies(grid: Grid, block: BlockWork, experts: MixtureOfExperts, ranks: Arra
     return near, sent * distinct_targets(topk, nodes, *groups) * (nodes - 1) / nodes
 
 
+def unmade_rows(b: BlockWork) -> Array:
+    """Bytes that one exchange of one block does not write where a token travels once for all experts of a rank.
+
+    An all-to-all has rows for each expert, sorted before they leave and after they arrived. DeepEP and HybridEP take
+    tokens as they are, and sort what arrives alone (Megatron-LM d98e8a64 ``core/transformer/moe/token_dispatcher.py``:
+    ``_DeepepManager``, ``_HybridEPManager``).
+    """
+    grid, mlp, ranks = b.grid, b.activations.group.block.mlp, b.grid.degree("ep")
+    if not isinstance(mlp, MixtureOfExperts) or grid.fixed.moe_dispatcher != "deepep":
+        return np.int64(0)
+    sent = 2 * b.activations.tokens // grid.sequence_shard * b.activations.group.block.hidden
+    arrived = distinct_targets(mlp.topk, ranks, mlp.n_group, mlp.topk_group)
+    return np.asarray((ranks > 1) * sent * (2 * mlp.topk - arrived))
+
+
 def in_node(grid: Grid, node: Node, ranks: Array, stride: Array) -> Array:
     """Ranks of a group that share a node, where neighbours of the group are ``stride`` ranks apart."""
     return np.maximum(np.minimum(ranks, node.gpus // np.minimum(stride, node.gpus)), 1) + 0 * grid.degree("tp")

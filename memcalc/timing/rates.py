@@ -50,6 +50,7 @@ SINGLE = (
     "dispatch",
     "visit",
     "relaunch",
+    "hook",
     "loop",
     "operand_passes",
     "latency",
@@ -110,6 +111,8 @@ class Rates:
     """Share of that which a kernel takes that the engine of autograd launches [-]."""
     dispatch: float | Array
     """What an operator takes more that passes a mode in Python, over that [-]."""
+    hook: float | Array
+    """What the hooks around one pass of a module take, over a launch in forward [-]."""
     relaunch: float | Array
     """What a launch takes where a checkpoint computes again, over one in forward [-]."""
     visit: float | Array
@@ -214,7 +217,7 @@ def overlaps(grid: Grid) -> Array:
     return able * (zero >= engine.overlap_from)
 
 
-GIVEN = ("exposed_tensor", "exposed_exchange", "casts")
+GIVEN = ("exposed_tensor", "exposed_exchange", "casts", "launch_backward")
 """Constants that some stacks give themselves."""
 
 
@@ -222,9 +225,13 @@ def given_by(grid: Grid) -> dict[str, float]:
     """Constants that the stack gives: all of a message is exposed where nothing overlaps it.
 
     TransformerEngine's quantised operands are tensors of a block, and written with all others; its products read them.
+    Layers with fused adapters are functions in Python, backward too (unsloth 0050c73e ``unsloth/kernels/fast_lora.py``;
+    axolotl 067b021c ``src/axolotl/kernels/lora.py``).
     """
     overlapped = {"exposed_tensor": grid.fixed.tp_comm_overlap, "exposed_exchange": grid.fixed.ep_overlap}
     given = {name: 1.0 for name, hides in overlapped.items() if not hides}
+    if grid.fixed.lora_kernels == "fused":
+        given["launch_backward"] = 1.0
     return given if grid.recipe is None else given | {"casts": grid.recipe.operand_share - 1}
 
 

@@ -286,7 +286,7 @@ def attention_seconds(part: Part, hardware: Hardware, rates: Rates) -> Array:
 def launch_seconds(part: Part, rates: Rates) -> Array:
     """Time of the host in which it launches a part's kernels [s]."""
     kernels = part.launches + rates.launch_backward * part.launches_backward + rates.dispatch * part.dispatched
-    return np.asarray(rates.launch * kernels)
+    return np.asarray(rates.launch * (kernels + rates.hook * part.hooked))
 
 
 def largest(array: Array) -> Array:

@@ -18,8 +18,10 @@ from memcalc.terms.activations import groups_of
 from memcalc.terms.adapters import trained
 from memcalc.terms.head import over_vocabularies
 from memcalc.terms.moments import kind_of, optimizer_moments, update_traffic, updated_elements
+from memcalc.terms.settings import in_tiles
 from memcalc.terms.tensors import outside_matrices
 from memcalc.timing.blocks import STEP, BlockWork, dequantised_bytes, recorded_flops
+from memcalc.timing.experts import unmade_rows
 from memcalc.timing.messages import Messages, messages_of
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Part:
     """Those that the engine of autograd launches."""
     dispatched: Array
     """Operators that pass a mode in Python besides."""
+    hooked: Array
+    """Passes of modules that hooks stand around."""
     waits: Array
     """Blocks of routed experts whose host waits for the numbers of tokens, forward and backward, as passes."""
 
@@ -136,10 +140,13 @@ def _once(census: ModelOnGrid, blocks: list[BlockWork]) -> Part:
         attention=_add([b.layers * b.attention for b in blocks if b.is_fused]),
         operands=_add([head_bytes, *(b.layers * b.linear[1] for b in blocks)]),
         dequantised=_add([head_dequantised(census), *(b.layers * b.dequantised for b in blocks)]),
-        written=_add([head_written(census), accumulated(census), *(b.layers * b.written for b in blocks)]),
+        written=_add(
+            [head_written(census), accumulated(census)] + [b.layers * (b.written - 4 * unmade_rows(b)) for b in blocks]
+        ),
         launches=_add([b.layers * b.launches[0] for b in blocks]),
         launches_backward=_add([b.layers * b.launches[1] for b in blocks]),
         dispatched=_add([]),
+        hooked=_add([hooks(census.grid) * (2 * b.layers * b.modules) for b in blocks]),
         waits=_add([b.layers for b in blocks if b.activations.group.block.is_moe]),
     )
 
@@ -152,12 +159,22 @@ def _again(blocks: list[BlockWork]) -> Part:
         attention=_add([b.attention_again for b in blocks if b.is_fused]),
         operands=_add([b.linear_again[1] for b in blocks]),
         dequantised=_add([b.dequantised_again for b in blocks]),
-        written=_add([b.written_again for b in blocks]),
+        written=_add([b.written_again - b.reductions_again * unmade_rows(b) for b in blocks]),
         launches=_add([b.launches_again for b in blocks]),
         launches_backward=_add([]),
         dispatched=_add([b.dispatched for b in blocks]),
+        hooked=_add([hooks(b.grid) * b.modules_again for b in blocks]),
         waits=_add([b.reductions_again / 6 for b in blocks if b.activations.group.block.is_moe]),
     )
+
+
+def hooks(grid: Grid) -> Array:
+    """1 where hooks fetch and release the weights of each module, forward and backward: DeepSpeed's stage 3.
+
+    DeepSpeed edaa7221 ``runtime/zero/parameter_offload.py``: ``_register_deepspeed_module``.
+    """
+    hooked = grid.habits.zero_optimizer is not None and np.any(grid.zero == 3)
+    return (grid.zero == 3).astype(np.int64) if hooked else np.int64(0)
 
 
 def head_work(census: ModelOnGrid) -> tuple[Array, Array]:
@@ -170,7 +187,7 @@ def head_work(census: ModelOnGrid) -> tuple[Array, Array]:
     if not (model.head and model.vocab):
         return np.int64(0), np.int64(0)
     trained = grid.fixed.adapters is None or "head" in grid.fixed.also_train
-    products = 3 if trained else 2
+    products = 2 + trained + in_tiles(grid)  # tiles are computed again in backward
     divided = grid.habits.tensor_parallel
     columns = census.vocab // grid.degree("tp") if divided else census.vocab
     width = model.embedding_dim or model.hidden

@@ -128,6 +128,10 @@ MOE = "Megatron-Core MoE report, arXiv:2603.07685, table 7; DeepEP README"
 GIVEN = (
     Prior("exposed_tensor", "any", 0.28, 0, "-", "not identified without NVIDIA's recipes, which set it"),
     Prior("exposed_exchange", "any", 0.12, 0, "-", "Megatron-Core MoE report, arXiv:2603.07685: 93% hidden"),
+    Prior("hook", "any", 5.8, 0, "-",
+          "between two of DeepSpeed's stage 3: 46 ms more than stage 2 for 130 passes on an A100 whose launches take "
+          "69 us (canghaiX/MiniTrainBench 8869d23 results/zero_repeat3): 5.1; Llama 3.2 1B on an H200, 0.32 s more "
+          "than stage 1 for 642 passes at 63 us a launch: 6.7"),
     Prior("wait", "any", 3e-3, 0, "s", "no run isolates it: host-bound dropless blocks, 3 to 5 ms"),
     Prior("exchange_inside", "alltoall", 0.72 / 1.05, 0, "-", MOE),
     Prior("exchange_inside", "alltoall, Blackwell", 0.58 / 1.05, 0, "-", MOE),

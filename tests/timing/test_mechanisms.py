@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fits.ranges import step_of
+from fits.throughput import job_of
 
 from memcalc import api, catalog
 from memcalc.errors import InputError
+from memcalc.runs import read_unfitted
 from memcalc.timing import Times, rates_for
 from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
 from memcalc.timing.times import message_seconds, seconds
 from memcalc.timing.work import Work, work_of
+from memcalc.validation import Presets
 
 LLAMA: dict[str, Any] = {
     "model": "llama-2-7b", "gpu": "a100-80g", "gpus": 8, "seq_len": 4096, "micro_batch": 1, "recompute": "none",
@@ -496,3 +500,52 @@ def test_an_uneven_router_is_waited_for_in_products_and_exchange() -> None:
     even, uneven = (work(EXPERTS, ep=8, expert_imbalance=share) for share in (1, 2))
     assert total(uneven.messages.expert.inside) == 2 * total(even.messages.expert.inside)
     assert total(uneven.once.linear) > 1.3 * total(even.once.linear)
+
+
+def test_hooks_of_deepspeed_s_stage_3_stand_around_every_module() -> None:
+    """13 a block of Llama: it, attention and its four layers, MLP with three and the activation, two norms."""
+    job = {**LLAMA, "framework": "deepspeed", "precision": "bf16-mixed"}
+    sharded, again = work(job, zero=3), work(job, zero=3, recompute="full")
+    assert total(sharded.once.hooked) == total(again.once.hooked) == 2 * 13 * LAYERS
+    assert (total(sharded.again.hooked), total(again.again.hooked)) == (0, 13 * LAYERS)
+    for others in ({"framework": "deepspeed", "zero": 2}, {"framework": "fsdp2", "zero": 3}):
+        assert total(work(job, **others).once.hooked) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("qwen-019-s", 2.1), ("qwen-020-s", 2.2), ("qwen-021-s", 2.2),  # 1.8B at 256, 512 and 1,024 tokens
+        ("qwen-043-s", 4.0), ("qwen-044-s", 4.0),  # 7B on two GPUs at 256 and 512
+    ],
+)  # fmt: skip
+def test_short_steps_under_stage_3_take_as_long_as_qwen_s(name: str, published: float) -> None:
+    """Seconds of eight micro-batches on A100 (QwenLM/Qwen README), which gave the hooks' time no constant."""
+    run = next(run for run in read_unfitted().run if run.id == name)
+    job = job_of(run, Presets())
+    assert job.measured == pytest.approx(published, rel=1e-3)
+    assert step_of(job, catalog.step_time()) == pytest.approx(published, rel=0.15)
+
+
+def test_tiles_of_a_loss_are_multiplied_again_in_backward() -> None:
+    """Four products with the head where Liger's loss has three: 2 FLOP a token, column and width each."""
+    job = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 1, "framework": "hf", "zero": 0, "seq_len": 2048,
+           "micro_batch": 4, "global_batch": 4, "loss": "fused-linear"}  # fmt: skip
+    liger, trl = (total(work(job, settings={"strategy.tiled_loss": tiled}).once.plain) for tiled in ("false", "true"))
+    assert trl - liger == 2 * 4 * 2048 * 2048 * 128_256
+    assert trl / liger == pytest.approx(4 / 3)
+
+
+def test_backward_of_fused_adapters_is_launched_by_python() -> None:
+    job = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 1, "framework": "hf", "zero": 0, "seq_len": 2048,
+           "micro_batch": 2, "global_batch": 2, "lora": "16"}  # fmt: skip
+    plain, fused = (single(job, settings={"strategy.lora_kernels": kernels}) for kernels in ("model", "fused"))
+    assert rates_for(plain.job.gpu, plain.grid).launch_backward < 0.5
+    assert rates_for(fused.job.gpu, fused.grid).launch_backward == 1.0
+
+
+def test_rows_that_travel_once_are_sorted_once_by_hand() -> None:
+    """Of 8 experts a token 5.25 ranks of 8 are met: 16 rows less 5.25 of each exchange, four of them, 48 blocks."""
+    everywhere, once = (total(work(EXPERTS, ep=8, moe_dispatcher=name).once.written) for name in ("alltoall", "deepep"))
+    ranks = 8 * (1 - (7 / 8) ** 8)
+    assert everywhere - once == pytest.approx(48 * 4 * 2 * 4096 * 2048 * (16 - ranks))

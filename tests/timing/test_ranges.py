@@ -17,9 +17,11 @@ from memcalc.specs.runs import Run
 
 ROWS = {
     "FlagPerf": 12, "GPT-NeoX-20B": 1, "HF: DeepSpeed and FSDP": 2, "KempnerForge": 5,
-    "Lambda GPT-NeoX": 1, "NeMo fine-tuning": 3, "Open-Llama": 1, "Qwen": 55, "Romero, GPT-2 speedrun": 1, "Scicom": 3,
-    "TinyLlama": 1, "XTuner": 8, "flash-attention training": 5, "fsdp_qlora": 28, "lit-llama PR 217": 1,
-    "llm.c baseline": 2, "nanoGPT": 3, "torchtitan PR 481": 1, "whyNLP/tinyllama": 8,
+    "Lambda GPT-NeoX": 1, "Megatron-LM examples": 3, "NeMo fine-tuning": 3, "Open-Llama": 1, "Qwen": 55,
+    "Romero, GPT-2 speedrun": 1, "Scicom": 3,
+    "TinyLlama": 1, "VectorLM": 12, "XTuner": 8, "flash-attention training": 5, "fsdp_qlora": 28,
+    "lit-llama PR 217": 1, "llm.c baseline": 2, "ms-swift benchmark": 3, "nanoGPT": 3,
+    "torchtitan PR 481": 1, "whyNLP/tinyllama": 8,
 }  # fmt: skip
 """Rows of each source, counted in the tables that were read."""
 
@@ -50,6 +52,9 @@ def test_every_unfitted_speed_has_a_job_and_a_publication() -> None:
         ("fql-005", 767.6),  # 1,024 samples of 2,048 tokens in 1,366 s on two RTX 3090
         ("why-005", 9162.5),  # 73.3 k tokens/s of 8 GPUs
         ("nng-003", 109320.0),  # 40 micro-batches of 12 x 1,024 tokens in 562 ms on 8 GPUs
+        ("vec-006", 2865.9),  # 11,463.46 tokens/s of four GPUs
+        ("msb-002", 1551.5),  # 16 packs of 8,192 tokens in 10.56 s on 8 GPUs
+        ("mlx-003", 315.0),
         ("llc-001", 463000.0),  # 10e9 tokens in 45 minutes on 8 GPUs
     ],
 )
