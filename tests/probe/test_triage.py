@@ -26,7 +26,7 @@ from memcalc.probe.triage.frames import Frame, read_stack
 from memcalc.probe.triage.logs import read_log
 from memcalc.probe.triage.message_causes import CAUSES, causes_of, other_processes, outside_of
 from memcalc.probe.triage.plain_pickle import PlainPickleError, load_plain
-from memcalc.results.triage import Triage
+from memcalc.results.triage import DOUBT, Triage
 from memcalc.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -540,6 +540,17 @@ def test_a_job_that_does_not_explain_what_is_held_says_so() -> None:
     found = codes(triaged(FULL, **small))
     assert "unexplained" in found
     assert "logits" not in found
+
+
+def test_a_job_that_would_not_have_come_as_far_is_doubted() -> None:
+    """8.03 billion fp32 parameters are 29.9 GiB on each rank unless something shards them, and the loss comes after."""
+    frames = 'File "loss_utils.py", line 36, in ForCausalLMLoss', "    logits = logits.float()"
+    log = "\n".join((LONG.strip(), *frames, FULL.replace("76.00 GiB", "20.00 GiB")))  # with 2.00 GiB requested
+    job = {**WORDS, "framework": "hf", "micro_batch": 1, "recompute": "full"}
+    whole, sharded = (triaged(log, **{**job, "zero": zero}) for zero in (0, 3))
+    assert any(line.startswith(DOUBT) and "parameters and activations" in line for line in whole.unknown)
+    assert not any(line.startswith(DOUBT) for line in sharded.unknown)
+    assert not any(line.startswith(DOUBT) for line in triaged(FULL, **{**job, "zero": 0}).unknown)
 
 
 def test_a_snapshot_is_compared_by_component() -> None:
