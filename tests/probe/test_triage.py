@@ -587,6 +587,8 @@ def test_what_must_be_told_is_asked_for() -> None:
         triaged("epoch 1 done\nmemory is fine\n")
     with pytest.raises(FileError):
         triaged(ROOT / "no such file")
+    with pytest.raises(FileError, match="is a folder: give a file of it"):
+        triaged(ROOT)
 
 
 def test_the_command_line_answers_in_all_formats(tmp_path: Path) -> None:
