@@ -25,7 +25,7 @@ from memcalc.specs.options import DEGREES
 
 WHOLE = "whole_accumulation"
 """Whether gradients are reduced after a step's last micro-batch alone, and whole until then: a field, not a word."""
-_EDITED = (WHOLE, "micro_batch", "recompute", "zero", "offload")
+_EDITED = (WHOLE, "micro_batch", "recompute", "zero", "offload", "compile")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
 _BY_HAND = ("micro_batch", "recompute")
 """What the user can change wherever it is said: in a format that is not edited, or in code."""
