@@ -274,8 +274,8 @@ def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
     name = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32"
     key = key or "dtype"
     if quantized and name == "fp32":
-        says = f"with {key} float32 what is not quantized is fp32, and products are; here both count as bf16"
-        reader.note("warning", "MC002", key, says, f"{key} bfloat16")
+        says = f"{key} float32 keeps and computes all but quantized weights in fp32: more than is said here, of bf16"
+        reader.note("warning", "MC002", key, says, f"{key} bfloat16 (TRL's default is float32)")
         return
     if name == "auto":
         reader.note("note", "MC004", key, f"{key} auto is the checkpoint's own dtype: counted as bf16")

@@ -624,3 +624,16 @@ def test_what_is_written_trains(strategy: dict[str, Any], tmp_path: Path, monkey
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert "'train_loss'" in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "warned"), [({}, True), ({"dtype": "float32"}, True), ({"dtype": "bfloat16"}, False)]
+)
+def test_trls_default_dtype_under_a_quantized_base_takes_more_than_is_said(
+    tmp_path: Path, dtype: dict[str, str], warned: bool
+) -> None:
+    """TRL 1.16 ``get_quantization_config``: products are in ``ModelConfig.dtype``, float32 unless it is given."""
+    data = dtype | {"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True, "load_in_4bit": True, "output_dir": "x"}
+    config = config_of(tmp_path / "sft.json", json.dumps(data), "trainer")
+    said = [finding.message for finding in config.findings if finding.code == "MC002"]
+    assert any("more than is said here" in message for message in said) == warned
