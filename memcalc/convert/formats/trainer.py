@@ -271,10 +271,11 @@ def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
         if not quantized:
             reader.set("script_loads", "not said", "dtype")
         return
-    name = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32"
-    key = key or "dtype"
-    if quantized and name == "fp32":
-        says = f"{key} float32 keeps and computes all but quantized weights in fp32: more than is said here, of bf16"
+    name, key = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32", key or "dtype"
+    if quantized and name == "fp32":  # as after PEFT's prepare_model_for_kbit_training, but for the dtype of products
+        for field in ("prepare_kbit", "kbit_ends"):
+            reader.set(f"strategy.{field}", True, key)
+        says = f"{key} float32 multiplies in fp32, which takes up to 16 times as long as is said here, of bf16"
         reader.note("warning", "MC002", key, says, f"{key} bfloat16 (TRL's default is float32)")
         return
     if name == "auto":
