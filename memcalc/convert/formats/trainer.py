@@ -272,11 +272,11 @@ def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
             reader.set("script_loads", "not said", "dtype")
         return
     name, key = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32", key or "dtype"
-    if quantized and name == "fp32":  # as after PEFT's prepare_model_for_kbit_training, but for the dtype of products
+    if quantized and name == "fp32":  # as PEFT's prepare_model_for_kbit_training leaves it
         for field in ("prepare_kbit", "kbit_ends"):
             reader.set(f"strategy.{field}", True, key)
-        says = f"{key} float32 multiplies in fp32, which takes up to 16 times as long as is said here, of bf16"
-        reader.note("warning", "MC002", key, says, f"{key} bfloat16 (TRL's default is float32)")
+        says = f"{key} float32 keeps norms, embedding, head and what blocks hand on in fp32, as it is counted"
+        reader.note("note", "MC004", key, says, f"{key} bfloat16 takes less (TRL's default is float32)")
         return
     if name == "auto":
         reader.note("note", "MC004", key, f"{key} auto is the checkpoint's own dtype: counted as bf16")
