@@ -75,7 +75,8 @@ def __getattr__(name: str) -> Any:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
     value = getattr(import_module(f"memcalc.{_HOMES.get(name, 'api')}"), name)
-    import_module("memcalc.results.estimates").Answer.drawing = staticmethod(_drawn)
+    base = import_module("memcalc.results.estimates").Answer
+    base.drawing, base.telling = staticmethod(_drawn), staticmethod(_told)
     return value
 
 
@@ -84,6 +85,13 @@ def _drawn(answer: Any) -> str | None:
     from memcalc.report.page.live import cell_of
 
     return cell_of(answer)
+
+
+def _told(answer: Any) -> str | None:
+    """Write an answer as a terminal shows it."""
+    from memcalc.report import screen_of
+
+    return screen_of(answer)
 
 
 def __dir__() -> list[str]:

@@ -48,6 +48,8 @@ def regular(path: Path) -> Iterator[BinaryIO]:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise FileError("file", str(path), "must be a regular file")
             yield stream
+    except IsADirectoryError:
+        raise FileError("file", str(path), "is a folder: give a file of it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "must be the path of a file"
         raise FileError("file", str(path), reason) from None

@@ -48,7 +48,7 @@ def main() -> None:
     try:
         from memcalc.cli.app import app
 
-        app()
+        app(prog_name="memcalc")  # python -m memcalc, too: its help, and its completion
     except KeyboardInterrupt:  # while importing; typer answers a later one
         sys.exit(_INTERRUPTED)
     except Exception as error:

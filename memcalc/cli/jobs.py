@@ -368,6 +368,9 @@ def _write(answer: Check, number: int, force: bool) -> list[Path]:
     if not 1 <= number <= len(answer.fixes):
         raise InputError("edit", number, f"must be a listed edit, from 1 to {len(answer.fixes)}")
     edits = answer.fixes[number - 1].edits
+    if not edits:
+        change = ", ".join(answer.fixes[number - 1].changes)
+        raise InputError("edit", number, f"is made by hand, in what memcalc does not edit: {change}")
     paths = [output_path(str(_beside(Path(edit.path))), force) for edit in edits]
     for path, edit in zip(paths, edits, strict=True):
         with replacing(path) as stream:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
-from typing import Any
+from typing import Any, NoReturn
 
 from memcalc.catalog import read_toml
-from memcalc.errors import IdleError, ObjectiveError, cut
+from memcalc.errors import FragmentError, IdleError, ObjectiveError, UnknownFormatError, cut
 
 _TABLES = read_toml(files("memcalc.convert") / "objectives.toml")
 METHODS: dict[str, str] = _TABLES["methods"]
@@ -205,3 +205,16 @@ def refuse_idle(where: str, evidence: Iterable[str]) -> None:
     """Refuse a file of which ``evidence`` tells that it trains nothing."""
     listed = ", ".join(dict.fromkeys(evidence))
     raise IdleError("file", where, f"starts no training ({listed})")
+
+
+def refuse_unknown(where: str, *, fragment: bool) -> NoReturn:
+    """Refuse a script with no command of a training; a ``fragment`` sets variables, and no more."""
+    if fragment:
+        raise FragmentError("file", where, "it sets variables for a script beside it: give the one that starts")
+    allowed = "must start a training: it has no command that memcalc knows"
+    if where.endswith(".py"):
+        allowed = (
+            "is Python, of which no setting is read: give them as options, as in memcalc estimate --model qwen3-8b "
+            "--gpu 3090 --framework hf --lora 16 --quantize nf4 --recompute full, or the config files that it reads"
+        )
+    raise UnknownFormatError("file", where, allowed)

@@ -70,6 +70,10 @@ def parse_policy(name: str) -> Policy:
         return Policy(name, name)
     if name in PARTS:
         return Policy(name, "parts", parts=PARTS[name])
+    if name == "modules":  # as plans call it on a screen
+        raise InputError(
+            "recompute", name, f"list some of {', '.join(MODULES)}, as in modules:{','.join([*MODULES][:2])}"
+        )
     if name.startswith("modules:"):
         return Policy(name, "parts", parts=_modules(name))
     raise InputError("recompute", name, f"one of {', '.join((*NAMES, *PATTERNS))}", NAMES)

@@ -166,13 +166,13 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits, peft: str = NEWES
     """The layers of the model that get an adapter.
 
     Without targets: the queries and values, or the packed projection, as PEFT 0.13 ``utils/constants.py`` has it for
-    nearly all architectures.
+    nearly all architectures. What the decoder calls them counts: Qwen2.5-VL packs its tower's alone.
     """
     blocks, converts = linear_targets(model, habits), converts_names(model, habits, peft)
     if not lora.targets:
         if model.architecture in PEFT_TARGETS and not habits.adapters_follow_base:
             return PEFT_TARGETS[model.architecture]
-        usual = ("qkv",) if "qkv" in blocks else tuple(name for name in ("q", "v", "q_a", "q_b") if name in blocks)
+        usual = _usual(model, habits)
         if not usual:
             allowed = f"{model.name} has no attention for usual layers; name some, as in {_named(lora, blocks, habits)}"
             raise CombinationError("lora", str(lora), allowed)
@@ -194,6 +194,12 @@ def resolved_targets(lora: Lora, model: Model, habits: Habits, peft: str = NEWES
     alike = ("o", "mixer_out") if any(mixer.kind == "short convolution" for mixer in model.mixers) else ()
     named = (*lora.targets, *alike) if {*alike} & {*lora.targets} else lora.targets
     return _moved(lora, named, converts=converts)
+
+
+def _usual(model: Model, habits: Habits) -> tuple[str, ...]:
+    groups = [group for group in model.groups if group.tower == "decoder"] or model.groups
+    names = {m.target for group in groups for m in linear_layers(group.block, stacked=habits.stacks_experts)}
+    return ("qkv",) if "qkv" in names else tuple(name for name in ("q", "v", "q_a", "q_b") if name in names)
 
 
 def adaptable(model: Model, habits: Habits, peft: str = NEWEST) -> tuple[str, ...]:

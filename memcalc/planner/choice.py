@@ -141,7 +141,7 @@ def _roles(short: Shortlist, best: SimulatedPlan) -> Iterator[tuple[str, Simulat
     limit = _times(GAIN, best)
     yield "full recompute", short.first(lambda idea: resident(idea) and idea.recompute == "blocks", limit)
     near = [candidate for candidate in short.outcome.resident if candidate.key <= limit]
-    yield "most headroom", _smallest(short, near, SMALLER * best.peaks.top.device)
+    yield "more headroom", _smallest(short, near, SMALLER * best.peaks.top.device)
     yield "with offload", short.first(lambda idea: not resident(idea), 2 * limit)
 
 

@@ -25,8 +25,10 @@ from memcalc.specs.options import DEGREES
 
 WHOLE = "whole_accumulation"
 """Whether gradients are reduced after a step's last micro-batch alone, and whole until then: a field, not a word."""
-_EDITED = (WHOLE, "micro_batch", "recompute", "zero", "offload")
+_EDITED = (WHOLE, "micro_batch", "recompute", "zero", "offload", "compile")
 """What an edit may change, in the order in which equal edits are preferred: none changes what is learned."""
+_BY_HAND = ("micro_batch", "recompute")
+"""What the user can change wherever it is said: in a format that is not edited, or in code."""
 MOST = 3
 """Edits that are named."""
 _UNTOUCHED = (
@@ -45,7 +47,31 @@ def smallest_fixes(
     given: Mapping[str, Any],
     dirs: tuple[str, ...],
 ) -> tuple[CheckFix, ...]:
-    """Return up to :data:`MOST` edits that make the job fit: of the fewest settings first, of those the fastest.
+    """Return up to :data:`MOST` changes that make the job fit: of the fewest settings first, of those the fastest.
+
+    Of as many settings, edits of files come before what the user changes, which no file that is edited says.
+    """
+    choices = _choices(configs, estimate, given)
+    edits = _edits_that_fit(choices, paths, configs, job, estimate, given, dirs)
+    least = min((count for count, _ in edits), default=len(_BY_HAND))
+    hands = (
+        [*_by_hand(choices if edits else {}, least, paths, job, estimate, given, dirs)]
+        if len(edits) < MOST or least == 1
+        else []
+    )
+    return tuple(fix for _, fix in sorted([*edits, *hands], key=lambda pair: pair[0]))[:MOST]
+
+
+def _edits_that_fit(
+    choices: Mapping[str, tuple[Any, ...]],
+    paths: tuple[str, ...],
+    configs: tuple[Config, ...],
+    job: MergedJob,
+    estimate: Estimate,
+    given: Mapping[str, Any],
+    dirs: tuple[str, ...],
+) -> list[tuple[int, CheckFix]]:
+    """Return up to :data:`MOST` edits, each behind how many settings it changes.
 
     What is predicted to be fast by times that no run has validated, such as those of offload, comes after the others.
     Edits of one setting more than the first needs are the last that are looked at.
@@ -53,27 +79,50 @@ def smallest_fixes(
     The global batch stays. Each edit is proved: the files as edited are read, merged and estimated again. One
     that is tight is taken where none fits, unless the job is tight as it is.
     """
-    fixes: list[CheckFix] = []
-    tight: CheckFix | None = None
-    choices, last = _choices(configs, estimate, given), None
+    fixes: list[tuple[int, CheckFix]] = []
+    tight: tuple[int, CheckFix] | None = None
+    last = None
     for count in range(1, len(choices) + 1):
         if last is not None and count > last:
             break
         plans = [plan for names in combinations(choices, count) for plan in _plans(names, choices, job, estimate, dirs)]
         for plan in sorted(plans, key=lambda plan: (not plan.time.validated, plan.time.step)):
             fix = _proved(plan, paths, configs, estimate, given, dirs)
-            if fix is None or any(fix.changes == other.changes for other in fixes):
+            if fix is None or any(fix.changes == other.changes for _, other in fixes):
                 continue
             if fix.verdict == "fits":
-                fixes.append(fix)
+                fixes.append((count, fix))
                 last = last or count + 1
             else:
-                tight = tight or fix
+                tight = tight or (count, fix)
             if len(fixes) == MOST:
-                return tuple(fixes)
-    if tight is not None and not fixes and estimate.verdict == "does-not-fit":
-        return (tight,)
-    return tuple(fixes)
+                return fixes
+    return [tight] if tight is not None and not fixes and estimate.verdict == "does-not-fit" else fixes
+
+
+def _by_hand(
+    choices: Mapping[str, tuple[Any, ...]],
+    most: int,
+    paths: tuple[str, ...],
+    job: MergedJob,
+    estimate: Estimate,
+    given: Mapping[str, Any],
+    dirs: tuple[str, ...],
+) -> Iterator[tuple[int, CheckFix]]:
+    """Yield changes of up to ``most`` settings that every framework has, where no file that is edited says them."""
+    values = {"micro_batch": _smaller(estimate), "recompute": ("full",) * (estimate.strategy.recompute != "full")}
+    free = {name: values[name] for name in _BY_HAND if values[name] and name not in choices and given.get(name) is None}
+    for count in range(1, min(most, len(free)) + 1):
+        for names in combinations(free, count):
+            for plan in _plans(names, free, job, estimate, dirs):
+                told = {name: getattr(plan.strategy, name) for name in names}
+                batch = {"global_batch": estimate.workload.global_batch}
+                try:
+                    after = estimate_merged(merge(read_files(paths), {**given, **batch, **told}, dirs), dirs)
+                except MemcalcError:
+                    continue
+                if after.verdict == "fits" and _keeps(estimate, after):
+                    yield count, _fix(estimate, after)
 
 
 def _choices(configs: tuple[Config, ...], estimate: Estimate, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -145,13 +194,22 @@ def _proved(
         after = estimate_merged(merge(read_files(paths, texts), given, dirs), dirs)
     except MemcalcError:
         return None
-    if after.verdict == "does-not-fit" or after.workload.global_batch != before.workload.global_batch:
+    if after.verdict == "does-not-fit" or not _keeps(before, after):
         return None
-    if any(getattr(after.strategy, name) != getattr(before.strategy, name) for name in _UNTOUCHED):
-        return None
+    edits = (_edit(document, texts[path]) for path, document in _first_of(configs).items() if path in texts)
+    return _fix(before, after, tuple(edits))
+
+
+def _keeps(before: Estimate, after: Estimate) -> bool:
+    """Whether a change leaves alone what is learned, and what no edit may touch."""
+    same = all(getattr(after.strategy, name) == getattr(before.strategy, name) for name in _UNTOUCHED)
+    return same and after.workload.global_batch == before.workload.global_batch
+
+
+def _fix(before: Estimate, after: Estimate, edits: tuple[CheckEdit, ...] = ()) -> CheckFix:
     return CheckFix(
         changes=tuple(_changes(before, after)),
-        edits=tuple(_edit(document, texts[path]) for path, document in _first_of(configs).items() if path in texts),
+        edits=edits,
         peak=after.peak.device,
         verdict=after.verdict,
         command=after.command,

@@ -50,8 +50,11 @@ def read_files(
         if asks(folder.is_dir):
             raise FileError("file", str(folder), of_folder(folder))
     reader = _References(dict(texts or {}), tuple(folders), {_real(Path(path)) for path in paths})
-    for path in paths:
-        reader.read(Path(path), None)
+    code = [path for path in map(Path, paths) if len(paths) > 1 and path.suffix.lower() == ".py"]
+    for path in (path for path in map(Path, paths) if path not in code):
+        reader.read(path, None)
+    for path in code:
+        reader.read_code(path)
     return tuple(reader.configs)
 
 
@@ -82,6 +85,16 @@ class _References:
             self.take(text, "")
         else:
             self.take_named(text, reference)
+
+    def read_code(self, path: Path) -> None:
+        """Read a script in Python that stands beside the files of its job; of one without known settings a note."""
+        try:
+            self.read(path, None)
+        except UnknownFormatError:
+            if not self.configs:
+                raise
+            note = Finding("note", "MC004", "", f"{path.name} is Python, of which no setting is read")
+            self.configs[0] = replace(self.configs[0], findings=(*self.configs[0].findings, note))
 
     def loaded(self, path: Path) -> Document:
         """The document of a file, as on disk or as it would be after an edit."""

@@ -135,6 +135,7 @@ def known_text(path: Path) -> str | None:
         return None
     try:
         document = read_document(path)
-        return None if recognise(document).name == "unread" else document.text
+        unread = ("unread", "launch") if path.suffix.lower() == ".py" else ("unread",)
+        return None if recognise(document).name in unread else document.text
     except MemcalcError:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
+from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,18 @@ if TYPE_CHECKING:
     from memcalc.results.plans import Plans
     from memcalc.results.triage import Triage
 
-__all__ = ["FORMATS", "Report", "format_for", "of_check", "of_estimate", "of_plans", "of_terms", "of_triage", "render"]
+__all__ = [
+    "FORMATS",
+    "Report",
+    "format_for",
+    "of_check",
+    "of_estimate",
+    "of_plans",
+    "of_terms",
+    "of_triage",
+    "render",
+    "screen_of",
+]
 
 
 def of_check(check: Check) -> Report:
@@ -60,6 +72,22 @@ def of_triage(triage: Triage, path: str = "") -> Report:
     from memcalc.report.triage import report
 
     return report(triage, path)
+
+
+_SCREENS = {
+    "Check": "check", "Diff": "diff", "Estimate": "estimate", "Inverse": "inverse", "Ladder": "ladder", "Plans": "plan",
+    "Rl": "posttraining", "Served": "serving", "Triage": "triage",
+}  # fmt: skip
+"""The module that reports on each kind of answer."""
+
+
+def screen_of(answer: object) -> str | None:
+    """Return an answer as a terminal shows it, without colours; None of a kind that has no screen."""
+    module = _SCREENS.get(type(answer).__name__)
+    if module is None:
+        return None
+    report: Report = import_module(f"memcalc.report.{module}").report(answer)
+    return render(report, "rich").rstrip("\n")
 
 
 _ENDINGS = {

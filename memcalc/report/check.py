@@ -133,7 +133,7 @@ def _fix(result: Check, *, brief: bool = False) -> Iterator[Block]:
     if fix is not None:
         several = len(result.fixes) > 1
         if not (brief and several):
-            yield Line(f"Smallest edit: {', '.join(fix.changes)}: {_fits(fix)}", "verdict", "good")
+            yield Line(f"Smallest edit: {_change(fix)}: {_fits(fix)}", "verdict", "good")
         if several:
             yield replace(_fixes(result), titled=not brief)
         for edit in fix.edits:
@@ -160,6 +160,10 @@ def _changed(diff: str) -> str:
     return "\n".join(lines)
 
 
+def _change(fix: CheckFix) -> str:
+    return ", ".join(fix.changes) + " (by hand)" * (not fix.edits)
+
+
 def _fits(fix: CheckFix) -> str:
     """What an edit comes to: `fits, 63.6 GiB, 4350 (3410–5060) tok/s/GPU`."""
     rate = f", {_rate(fix)} tok/s/GPU" if fix.tokens_per_second_per_gpu else ""
@@ -172,7 +176,7 @@ def _rate(fix: CheckFix) -> str:
 
 def _fixes(result: Check) -> Table:
     rows = tuple(
-        (str(number), ", ".join(fix.changes), gib(fix.peak, 1), fix.verdict.replace("-", " "), _rate(fix))
+        (str(number), _change(fix), gib(fix.peak, 1), fix.verdict.replace("-", " "), _rate(fix))
         for number, fix in enumerate(result.fixes, 1)
     )
     edit = Column("edit", short=(("accumulation", "accum"),))

@@ -58,7 +58,7 @@ _SHORT = (
     ("selective-core-attn", "core-attn"),
     ("selective-", "sel-"),
 )
-_ROLES = (("most headroom", "headroom"), ("full recompute", "full rec."), ("with offload", "offload"))
+_ROLES = (("more headroom", "headroom"), ("full recompute", "full rec."), ("with offload", "offload"))
 _ROLE = _Field(
     Column("plan", short=_ROLES, below=True, obvious="best", priority=1),
     lambda plan, _: (*plan.special, "-")[0],

@@ -228,7 +228,9 @@ def open_order(plans: Sequence[Plan]) -> str:
         here = plan.time
         slow, fast = (here.tokens_per_second_per_gpu * here.step / end for end in (here.high, here.low))
         if not plan.time.validated and slow <= other <= fast:
-            return f" Order of #{first.rank} and #{second.rank} undecided: the speed of #{plan.rank} is unmeasured."
+            unmeasured = [f"#{each.rank}" for each in (first, second) if not each.time.validated]
+            which = f"the speed of {unmeasured[0]} is" if len(unmeasured) == 1 else "their speeds are"
+            return f" Order of #{first.rank} and #{second.rank} undecided: {which} unmeasured."
     return ""
 
 

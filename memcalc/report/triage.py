@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, gib, header, made, percent, said
 from memcalc.results.names import component_name
-from memcalc.results.triage import Triage, TriageCause, TriageComparison, TriageFailure, TriageShare, TriageSite
+from memcalc.results.triage import DOUBT, Triage, TriageCause, TriageComparison, TriageFailure, TriageShare, TriageSite
 from memcalc.units import GIB, KIB, MIB, format_bytes, signed
 
 _MOODS = {"certain": "bad", "likely": "bad", "possible": "close"}
@@ -18,6 +18,7 @@ LISTED = 3
 """Changes that a screen has: those that come first are the ones that fit."""
 MOST = 3
 """Categories of a snapshot that a screen names."""
+_NONE_ENOUGH = "No single change is enough; memcalc plan searches all strategies."
 _EVIDENCE = 2
 """Lines of evidence on a screen."""
 
@@ -46,15 +47,18 @@ def _screen(result: Triage, path: str) -> Iterator[Block]:
         yield Line(_what(result), "text")
     yield from _causes(result, brief=True)
     yield from _alive(result)
+    doubts = [f"Unknown: {item}." for item in result.unknown if item.startswith(DOUBT) and result.answered]
+    yield from (Line(doubt, "warning") for doubt in doubts)
     if result.changes:
         yield replace(_changes(result, LISTED), titled=False)
-    elif result.estimate:
-        yield Line("No single change helps; memcalc plan searches all strategies.", "warning")
+    on_gpu = not any(failure.backend == "host" for failure in result.failures)
+    if result.estimate and on_gpu and not (doubts or any(change.enough for change in result.changes)):
+        yield Line(_NONE_ENOUGH, "warning")
     if not result.answered:
         yield from (Line(f"Unknown: {item}.", "faint") for item in result.unknown)
         yield from _record(result)
         return
-    if result.failures and not result.estimate:
+    if result.failures and on_gpu and not result.estimate:
         asks = f"memcalc triage {shlex.quote(path)} --model NAME --gpu NAME --gpus N"
         yield Code("Next, what would make the job fit", asks)
     more = {
@@ -82,7 +86,7 @@ def _alive(result: Triage) -> Iterator[Line]:
 
 def _read(result: Triage, failure: TriageFailure) -> Iterator[Block]:
     """Yield what a message says, in two lines: the request and the GPU, then who holds its memory."""
-    device = f"GPU {failure.device}" if failure.device is not None else "GPU unknown"
+    device = f"GPU {failure.device}" if failure.device is not None else "Host" if failure.backend == "host" else "GPU"
     free = f"{_size(failure.free)} of {_size(failure.capacity)} free" if failure.free and failure.capacity else ""
     tried = f"requested {_size(failure.tried)}" if failure.tried else ""
     yield said(device, *filter(None, (tried, free, _where(result, failure))))
@@ -243,8 +247,8 @@ def _job(result: Triage) -> Iterator[Block]:
     yield Table("Measured vs. estimate", columns, rows)
     if result.changes:
         yield _changes(result)
-    else:
-        yield Line("No single change helps; memcalc plan searches all strategies.", "warning")
+    if not any(change.enough for change in result.changes):
+        yield Line(_NONE_ENOUGH, "warning")
     yield Code("Same job as an estimate", result.command)
 
 

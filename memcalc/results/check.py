@@ -65,12 +65,12 @@ class CheckEdit(Frozen):
 
 
 class CheckFix(Frozen):
-    """A change of the job's files that makes it fit."""
+    """A change of the job that makes it fit."""
 
     changes: tuple[str, ...]
     """Each as field, old value and new value."""
     edits: tuple[CheckEdit, ...]
-    """One for each file that changes."""
+    """One for each file that changes; none where the user makes the change."""
     peak: int
     """Bytes of device memory after the edit."""
     verdict: Verdict

@@ -26,6 +26,13 @@ class Answer(Frozen):
     """Of memcalc."""
     drawing: ClassVar[Callable[[Any], str | None] | None] = None
     """What draws an answer for a notebook; the package sets it, since nothing here can draw."""
+    telling: ClassVar[Callable[[Any], str | None] | None] = None
+    """What writes an answer as a terminal shows it; set likewise."""
+
+    def __str__(self) -> str:
+        """The answer as the command line shows it; the whole record where it has no screen, as in `repr`."""
+        telling = type(self).telling
+        return (telling and telling(self)) or repr(self)
 
     def _repr_html_(self) -> str | None:
         """The answer as Jupyter shows it; None where only its text is shown."""

@@ -71,7 +71,7 @@ class Plan(Frozen):
     own_code: tuple[str, ...] = ()
     """What has to be written that the framework cannot be told, a sentence for each part."""
     special: tuple[str, ...] = ()
-    """What it is listed for: ``best``, ``fastest``, ``simplest``, ``smallest``, ``most headroom``, …"""
+    """What it is listed for: ``best``, ``fastest``, ``simplest``, ``smallest``, ``more headroom``, …"""
     job: JobRecord
     """The estimate of this plan."""
     command: str

@@ -8,6 +8,8 @@ from memcalc.results.estimates import Answer, Verdict, schema
 from memcalc.specs.strict import Frozen
 
 Confidence = Literal["certain", "likely", "possible"]
+DOUBT = "whether this is the job"
+"""How a sentence begins that says why figures and changes may be those of another job than the one that failed."""
 
 
 class GpuProcess(Frozen):

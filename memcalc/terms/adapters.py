@@ -63,18 +63,21 @@ class Pair:
         return self.count * int(lora_parameters(self.rank, self.inputs, self.outputs))
 
 
-def adapter_pairs(matrices: Iterable[Matrix], rank: int, targets: Iterable[str]) -> list[Pair]:
-    """Return the adapters on the matrices that the targets name, or on layers that are packed in them."""
+def adapter_pairs(matrices: Iterable[Matrix], rank: int, targets: Iterable[str], *, split: bool = True) -> list[Pair]:
+    """Return the adapters on the matrices that the targets name, or with ``split`` on layers packed in them."""
     named, linears = set(targets), list(matrices)
     full = [(m, m.outputs) for m in linears if m.target in named]
-    parts = [(m, outputs) for m in linears for target, outputs in m.parts if target in named]
+    parts = [(m, outputs) for m in linears for target, outputs in m.parts if target in named and split]
     return [Pair(rank, m.inputs, outputs, m.count, m.routed) for m, outputs in (*full, *parts)]
 
 
 @lru_cache(maxsize=256)
-def block_pairs(block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False) -> tuple[Pair, ...]:
+def block_pairs(
+    block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False, split: bool = True
+) -> tuple[Pair, ...]:
     """Return the adapters of one block, those on stacked experts at the end."""
-    return (*adapter_pairs(linear_layers(block, stacked=stacked), rank, targets), *_on_stacks(block, rank, targets))
+    listed = adapter_pairs(linear_layers(block, stacked=stacked), rank, targets, split=split)
+    return (*listed, *_on_stacks(block, rank, targets))
 
 
 def _on_stacks(block: Block, rank: int, targets: tuple[str, ...]) -> Iterator[Pair]:
@@ -90,9 +93,11 @@ def _on_stacks(block: Block, rank: int, targets: tuple[str, ...]) -> Iterator[Pa
 
 
 @lru_cache(maxsize=256)
-def block_adapters(block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False) -> tuple[int, int]:
+def block_adapters(
+    block: Block, rank: int, targets: tuple[str, ...], *, stacked: bool = False, split: bool = True
+) -> tuple[int, int]:
     """Return the adapters' parameters of one block: outside the routed experts, and in them [elements]."""
-    pairs = block_pairs(block, rank, targets, stacked=stacked)
+    pairs = block_pairs(block, rank, targets, stacked=stacked, split=split)
     dense, routed = (sum(pair.parameters for pair in pairs if pair.routed is inside) for inside in (False, True))
     return dense, routed
 
@@ -151,10 +156,10 @@ class AdaptersOnGrid(ModelOnGrid):
         """Adapters of one block on a rank, outside the routed experts and on them."""
         if self.grid.fixed.lora_classes:
             return block_parameters(block, lora, self.grid)
-        stacked = self.grid.habits.stacks_experts
-        dense, routed = block_adapters(block, lora.rank, lora.targets, stacked=stacked)
+        stacked, split = self.grid.habits.stacks_experts, self.grid.habits.splits_packed
+        dense, routed = block_adapters(block, lora.rank, lora.targets, stacked=stacked, split=split)
         if self.grid.fixed.lora_kernels == "dora":
-            pairs = block_pairs(block, lora.rank, lora.targets, stacked=stacked)
+            pairs = block_pairs(block, lora.rank, lora.targets, stacked=stacked, split=split)
             dense += sum(pair.magnitudes for pair in pairs if not pair.routed)
             routed += sum(pair.magnitudes for pair in pairs if pair.routed)
         return np.int64(dense), np.int64(routed)

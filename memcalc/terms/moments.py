@@ -254,9 +254,10 @@ def _adapters(census: AdaptersOnGrid) -> Iterator[RankWeight]:
             shape = (low.rows, low.columns)
             yield RankWeight(_weight(census, Tensor("adapter", (1, 1)), shape), number * low.count, low.routed)
         return
-    stacked = grid.habits.stacks_experts
+    stacked, split = grid.habits.stacks_experts, grid.habits.splits_packed
     rank, targets = lora.rank, lora.targets
-    inside = [(p, n) for group, n in blocks for p in block_pairs(group.block, rank, targets, stacked=stacked)]
+    pairs = ((block_pairs(group.block, rank, targets, stacked=stacked, split=split), n) for group, n in blocks)
+    inside = [(pair, n) for listed, n in pairs for pair in listed]
     ended = [(pair, number) for matrix, number in outside for pair in adapter_pairs([matrix], rank, targets)]
     for pair, number in (*inside, *ended):
         for shape in ((pair.rank, pair.inputs), (pair.outputs, pair.rank)):

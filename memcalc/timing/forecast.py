@@ -185,14 +185,24 @@ def doubts_of(table: StepTimeTable, model: Model, grid: Grid, gpu: GPU) -> list[
     elif "gpu" in unmeasured:
         unmeasured -= {"framework"}
     doubts = {
-        "unseen GPU": "gpu" in unmeasured,
+        f"too few runs on {gpu.name}": "gpu" in unmeasured,
         traits["framework"]: "framework" in unmeasured,
-        f"adapters on {traits.get('adapters')}": "adapters" in unmeasured,
+        _of_adapters(traits): "adapters" in unmeasured,
         "short micro-batches": grid.micro_batches[0] * fixed.seq_len // layout.cp < SHORTEST,
         "recorded modules": model.recording is not None,
         "packed activations": fixed.compress_activations != "none",
     }
     return [name for name, applies in doubts.items() if applies] + list(model.mixer_kinds if model.mixers else ())
+
+
+def _of_adapters(traits: dict[str, str]) -> str:
+    """Adapters and their base, of a list with commas.
+
+    >>> _of_adapters({"adapters": "Ampere, nf4"})
+    'nf4 adapters on Ampere'
+    """
+    arch, _, stored = traits.get("adapters", "").partition(", ")
+    return f"{stored} adapters on {arch}"
 
 
 ONE_GPU = ", one GPU"

@@ -313,7 +313,7 @@
 
   function list() {
     const answer = plans.get(stated());
-    byId("plans").classList.toggle("stale", !answer);
+    for (const id of ["plans", "count"]) byId(id).classList.toggle("stale", !answer);
     if (!answer) return;
     swap(byId("plans"), answer.plans);
     byId("count").textContent = answer.count;

@@ -449,3 +449,10 @@ def test_an_interrupt_exits_as_shells_expect(monkeypatch: pytest.MonkeyPatch) ->
 
 def _interrupt(*_: object) -> int:
     raise KeyboardInterrupt
+
+
+def test_a_module_that_is_run_is_called_by_the_commands_name() -> None:
+    """So that its completion, which a shell knows by that name, is the command's."""
+    line = [sys.executable, "-m", "memcalc", "export", "--help"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert "Usage: memcalc export" in said

@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 import peft
 import torch
 import transformers
-from autograd import models
+from autograd import images, models
 
 import memcalc
 from memcalc.convert.huggingface import from_huggingface
@@ -69,7 +69,10 @@ def trainable(base: torch.nn.Module, names: str | list[str]) -> int:
 def counted(model: Model, targets: tuple[str, ...], version: str) -> int:
     habits = habits_of("hf")
     layers = resolved_targets(Lora(rank=RANK, targets=targets), model, habits, version)
-    return sum(g.count * sum(block_adapters(g.block, RANK, layers, stacked=True)) for g in model.groups)
+    return sum(
+        g.count * sum(block_adapters(g.block, RANK, layers, stacked=True, split=habits.splits_packed))
+        for g in model.groups
+    )
 
 
 @pytest.fixture
@@ -263,3 +266,13 @@ def test_a_class_without_attention_has_no_usual_layers() -> None:
         peft.get_peft_model(base_of("mamba2"), peft.LoraConfig(r=RANK))
     with pytest.raises(CombinationError, match=f"no attention for usual layers; name some, as in {RANK}:mixer_in"):
         counted(model_of("mamba2"), (), "0.21")
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_usual_layers_are_the_decoders_where_a_tower_packs_its_own(family: str) -> None:
+    """PEFT lists neither class, and its text models' queries and values (0.21 utils/constants.py)."""
+    config = images.config_of(family)
+    with torch.device("meta"):
+        base = images.class_of(family)(config)
+    model = from_huggingface(config.to_dict())
+    assert counted(model, (), "0.21") == trainable(base, ["q_proj", "v_proj"])

@@ -8,7 +8,8 @@ import pytest
 
 import memcalc
 from memcalc.api import load_model
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, InputError
+from memcalc.formulas.recompute import parse_policy
 from memcalc.planner.direct import policies
 
 MEGATRON: dict[str, Any] = {"gpu": "h100", "gpus": 64, "framework": "megatron", "seq_len": 4096}
@@ -59,3 +60,8 @@ def test_a_search_under_delayed_scaling_leaves_them_out() -> None:
         for recipe in ("delayed", "tensorwise")
     ]
     assert [any("layernorm" in name for name in names) for names in tried] == [False, True]
+
+
+def test_the_word_that_a_screen_has_for_listed_modules_asks_for_them() -> None:
+    with pytest.raises(InputError, match="as in modules:core_attn,mlp"):
+        parse_policy("modules")

@@ -112,7 +112,7 @@ def test_up_to_three_edits_are_named_each_with_its_memory_and_speed(job: Path) -
     assert 2 <= len(answer.fixes) <= 3
     assert answer.fixes[0] == answer.fix
     assert len({fix.changes for fix in answer.fixes}) == len(answer.fixes)
-    for number, fix in enumerate(answer.fixes, 1):
+    for number, fix in enumerate((fix for fix in answer.fixes if fix.edits), 1):
         assert fix.verdict == "fits"
         assert 0 < fix.slowest < fix.tokens_per_second_per_gpu < fix.fastest
         (job / "ds.fits.json").unlink(missing_ok=True)
@@ -123,6 +123,80 @@ def test_up_to_three_edits_are_named_each_with_its_memory_and_speed(job: Path) -
     result = run("ds.json", *WORDS, "--fix", "--edit", "9", "--force")
     assert result.exit_code == 2
     assert f"from 1 to {len(answer.fixes)}" in result.stderr
+
+
+@pytest.mark.slow
+def test_what_the_edited_file_cannot_say_is_a_change_by_hand(job: Path) -> None:
+    """A DeepSpeed JSON has no word for the model's own checkpoints: the job that is asked to have them is the proof."""
+    words = {"model": "llama-2-7b", "gpu": "a100-80g", "gpus": 8, "seq_len": 2048}
+    fixes = memcalc.check(["ds.json"], **words).fixes
+    [(number, hand)] = [(number, fix) for number, fix in enumerate(fixes, 1) if not fix.edits]
+    assert hand.changes == ("recompute none → full",)
+    assert hand.peak == memcalc.check(["ds.json"], **words, recompute="full").estimate.peak.device
+    result = run("ds.json", *WORDS, "--fix", "--edit", str(number))
+    assert result.exit_code == 2
+    assert "made by hand" in result.stderr
+    assert [path.name for path in job.iterdir()] == ["ds.json"]
+    assert "recompute none → full (by hand)" in run("ds.json", *WORDS).stdout
+
+
+LLAMA_FACTORY = """\
+model_name_or_path: meta-llama/Meta-Llama-3-8B
+stage: sft
+do_train: true
+finetuning_type: lora
+dataset: mine
+template: llama3
+cutoff_len: 8192
+output_dir: out
+per_device_train_batch_size: 32
+gradient_accumulation_steps: 2
+bf16: true
+"""
+
+
+def test_a_format_that_is_not_edited_has_changes_by_hand(job: Path) -> None:
+    """LLaMA-Factory's YAML, which said that no edit makes it fit: one made by hand comes to the figure."""
+    words = ("--gpu", "a100-80g", "--gpus", "1")
+    (job / "lf.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
+    first = memcalc.check(["lf.yaml"], gpu="a100-80g", gpus=1).fix
+    assert first is not None
+    micro, accumulation = (change.rpartition(" ")[2] for change in first.changes)
+    assert int(micro) * int(accumulation) == 32 * 2
+    edited = LLAMA_FACTORY.replace("batch_size: 32", f"batch_size: {micro}").replace(
+        "steps: 2", f"steps: {accumulation}"
+    )
+    (job / "lf.yaml").write_text(edited, encoding="utf-8")
+    assert memcalc.check(["lf.yaml"], gpu="a100-80g", gpus=1).estimate.peak.device == first.peak
+    assert run("lf.yaml", *words).exit_code == 0
+
+
+TORCHTITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 4
+seq_len = 8192
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+
+
+@pytest.mark.slow
+def test_compiled_blocks_are_an_edit_where_the_file_can_say_them(job: Path) -> None:
+    """Fused kernels keep less and take less time than the same job without: of one micro-batch, the faster is named."""
+    (job / "titan.toml").write_text(TORCHTITAN, encoding="utf-8")
+    fixes = memcalc.check(["titan.toml"], gpu="h100", gpus=8).fixes
+    compiled = next(fix for fix in fixes if "compile none → blocks" in fix.changes)
+    assert "enable = true" in compiled.edits[0].text
+    (job / "titan.toml").write_text(compiled.edits[0].text, encoding="utf-8")
+    after = memcalc.check(["titan.toml"], gpu="h100", gpus=8).estimate
+    assert (after.peak.device, after.strategy.compile) == (compiled.peak, "blocks")
+    plain = next(fix for fix in fixes if fix.changes == compiled.changes[1:])
+    assert compiled.peak < plain.peak
+    assert compiled.tokens_per_second_per_gpu > plain.tokens_per_second_per_gpu
 
 
 def test_nothing_is_overwritten_unasked(job: Path) -> None:

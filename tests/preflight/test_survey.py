@@ -113,6 +113,23 @@ def test_a_folder_in_place_of_a_file_leads_to_what_can_be_given(
     assert said().endswith("check its job with: cd DIR && memcalc check args.json --gpu h100.\n")
 
 
+def test_a_script_in_python_is_no_dead_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it is answered with options to give; beside its job's files, as `*` has them, with a note."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("from unsloth import FastLanguageModel\nmodel = load()\n", encoding="utf-8")
+    job = ("--model", "llama-3-8b", "--gpu", "h100", "--gpus", "1", "--seq-len", "2048")
+    alone = run("train.py", *job)
+    assert alone.exit_code == 2
+    assert "is Python, of which no setting is read: give them as options" in alone.stderr
+    command = alone.stderr.partition("as in memcalc ")[2].partition(", or the")[0]
+    assert CliRunner().invoke(app, command.split()).exit_code == 0
+    Path("args.json").write_text(json.dumps({"output_dir": "x", "per_device_train_batch_size": 1, "bf16": True}))
+    assert "give the file that starts its job: args.json" in run(".", *job).stderr
+    both, config = run("args.json", "train.py", *job), run("args.json", *job)
+    assert "train.py is Python, of which no setting is read" in both.stdout
+    assert both.stdout.splitlines()[0] == config.stdout.splitlines()[0]
+
+
 def test_a_folder_beyond_all_bounds_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_FILES", 3)
     with pytest.raises(FileError, match="at most 3 configs"):

@@ -26,7 +26,7 @@ from memcalc.probe.triage.frames import Frame, read_stack
 from memcalc.probe.triage.logs import read_log
 from memcalc.probe.triage.message_causes import CAUSES, causes_of, other_processes, outside_of
 from memcalc.probe.triage.plain_pickle import PlainPickleError, load_plain
-from memcalc.results.triage import Triage
+from memcalc.results.triage import DOUBT, Triage
 from memcalc.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -542,6 +542,17 @@ def test_a_job_that_does_not_explain_what_is_held_says_so() -> None:
     assert "logits" not in found
 
 
+def test_a_job_that_would_not_have_come_as_far_is_doubted() -> None:
+    """8.03 billion fp32 parameters are 29.9 GiB on each rank unless something shards them, and the loss comes after."""
+    frames = 'File "loss_utils.py", line 36, in ForCausalLMLoss', "    logits = logits.float()"
+    log = "\n".join((LONG.strip(), *frames, FULL.replace("76.00 GiB", "20.00 GiB")))  # with 2.00 GiB requested
+    job = {**WORDS, "framework": "hf", "micro_batch": 1, "recompute": "full"}
+    whole, sharded = (triaged(log, **{**job, "zero": zero}) for zero in (0, 3))
+    assert any(line.startswith(DOUBT) and "parameters and activations" in line for line in whole.unknown)
+    assert not any(line.startswith(DOUBT) for line in sharded.unknown)
+    assert not any(line.startswith(DOUBT) for line in triaged(FULL, **{**job, "zero": 0}).unknown)
+
+
 def test_a_snapshot_is_compared_by_component() -> None:
     found = explained("healthy", model="gpt2", gpu="a100-40g", gpus=1, seq_len=64, micro_batch=4)
     compared = {one.name: one for one in found.comparison}
@@ -576,6 +587,8 @@ def test_what_must_be_told_is_asked_for() -> None:
         triaged("epoch 1 done\nmemory is fine\n")
     with pytest.raises(FileError):
         triaged(ROOT / "no such file")
+    with pytest.raises(FileError, match="is a folder: give a file of it"):
+        triaged(ROOT)
 
 
 def test_the_command_line_answers_in_all_formats(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from typer.testing import CliRunner
 
 import memcalc
 from memcalc import report
+from memcalc.cli.app import app
 from memcalc.report.tables import gib
 
 JOB = {"model": "llama-2-7b", "gpu": "a100-40g", "gpus": 8}
@@ -77,3 +79,14 @@ def test_a_cell_is_whole_and_names_of_users_stay_text() -> None:
 
 def test_what_has_no_picture_keeps_its_text() -> None:
     assert memcalc.largest("seq-len", **JOB, tp=1, pp=1, cp=1, zero=3, offload="none")._repr_html_() is None
+
+
+def test_what_is_printed_is_the_screen_of_the_command() -> None:
+    """Not the record, which is 20,000 letters; `repr` has that."""
+    words = ["estimate", "--model", "llama-2-7b", "--gpu", "a100-40g", "--gpus", "8", "--zero", "3"]
+    shown = CliRunner().invoke(app, words, env={"COLUMNS": "100"}).stdout
+    result = memcalc.estimate(**JOB, zero=3)
+    assert str(result).splitlines() == shown.rstrip("\n").splitlines()
+    assert repr(result).startswith("Estimate(")
+    for answer in (memcalc.plan(**JOB), memcalc.diff("recompute=none", "recompute=full", **JOB, zero=3)):
+        assert len(str(answer).splitlines()) <= 20

@@ -25,3 +25,5 @@ def test_the_order_of_two_plans_is_open_where_one_has_no_runs_and_its_range_hold
     first = first.model_copy(update={"time": plan.time.model_copy(update={"validated": bool(basis)})})
     second = plan.model_copy(update={"rank": 2, "special": ("smallest",), "time": time})
     assert ("#1 and #2 undecided: the speed of #2 is unmeasured" in open_order((first, second))) is open_
+    both = first.model_copy(update={"time": first.time.model_copy(update={"validated": False})})
+    assert ("#1 and #2 undecided: their speeds are unmeasured" in open_order((both, second))) is bool(basis)

@@ -210,6 +210,28 @@ def test_post_training_has_a_screen_too(line: str) -> None:
     assert not any(row.startswith("All rows  rounds none") for row in brief)
 
 
+def test_a_host_that_ran_out_is_no_gpu(tmp_path: Path) -> None:
+    log = tmp_path / "slurm.log"
+    log.write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some tasks have been OOM Killed.\n")
+    rows = shown(f"triage {log} --model llama-3-8b --gpu h100 --gpus 8")
+    assert "Host      phase unknown (slurm.log:1)" in rows
+    assert not any("GPU unknown" in row or "No single change" in row or "make the job fit" in row for row in rows)
+
+
+def test_a_job_that_cannot_be_the_one_that_failed_is_doubted_on_the_screen(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "loss_utils.py", line 36, in ForCausalLMLoss\n'
+        "    logits = logits.float()\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 "
+        "GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in use. Of the "
+        "allocated memory 20.00 GiB is allocated by PyTorch, and 900.00 MiB is reserved by PyTorch but unallocated.\n"
+    )
+    job = "--model llama-3-8b --gpu h100 --gpus 8 --framework hf --seq-len 8192"
+    assert any(row.startswith("Unknown: whether this is the job") for row in shown(f"triage {log} {job}"))
+    assert not any(row.startswith("Unknown:") for row in shown(f"triage {log} {job} --zero 3 --recompute full"))
+
+
 def test_the_next_triage_reads_the_same_file() -> None:
     """The line to paste has the path as it was given, not the file's name alone."""
     log = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.log"

@@ -153,10 +153,10 @@ def test_dequantisation_is_not_counted_among_what_kernels_write() -> None:
     ("gpu", "quantize", "doubt"),
     [
         ("a100-80g", "none", ""),
-        ("a100-80g", "nf4-dq", "adapters on Ampere, nf4"),
-        ("a100-80g", "int8", "adapters on Ampere, int8"),
-        ("h100", "none", "adapters on Hopper, 16-bit"),
-        ("rtx-3090", "nf4", "unseen GPU"),
+        ("a100-80g", "nf4-dq", "nf4 adapters on Ampere"),
+        ("a100-80g", "int8", "int8 adapters on Ampere"),
+        ("h100", "none", "16-bit adapters on Hopper"),
+        ("rtx-3090", "nf4", "too few runs on rtx-3090"),
     ],
 )
 def test_times_of_adapters_are_validated_where_runs_had_them(gpu: str, quantize: str, doubt: str) -> None:

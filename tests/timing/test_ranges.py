@@ -124,12 +124,12 @@ def test_the_range_of_one_process_holds_a_host_that_launches_half_as_fast() -> N
         ({"gpu": "h100", "framework": "hf"}, "hf on Hopper"),
         ({"gpu": "h100", "framework": "hf", "gpus": 1, "zero": 0}, ""),
         ({"gpu": "b200", "framework": "fsdp2"}, "FSDP on Blackwell"),
-        ({"gpu": "rtx-4090", "framework": "hf"}, "unseen GPU"),
-        ({"gpu": "v100-32g", "framework": "hf", "precision": "fp16-mixed"}, "unseen GPU"),
+        ({"gpu": "rtx-4090", "framework": "hf"}, "too few runs on rtx-4090"),
+        ({"gpu": "v100-32g", "framework": "hf", "precision": "fp16-mixed"}, "too few runs on v100-32g"),
         ({"gpu": "a100-80g", "framework": "fsdp2", "seq_len": 1024}, "short micro-batches"),
         ({"gpu": "a100-80g", "framework": "hf", "lora": "16", "zero": 0}, ""),
-        ({"gpu": "a100-80g", "framework": "hf", "lora": "16", "quantize": "nf4", "zero": 0}, "adapters on Ampere, nf4"),
-        ({"gpu": "rtx-3090", "framework": "hf", "seq_len": 512}, "unseen GPU, short micro-batches"),
+        ({"gpu": "a100-80g", "framework": "hf", "lora": "16", "quantize": "nf4", "zero": 0}, "nf4 adapters on Ampere"),
+        ({"gpu": "rtx-3090", "framework": "hf", "seq_len": 512}, "too few runs on rtx-3090, short micro-batches"),
     ],
 )
 def test_a_time_is_validated_where_ten_runs_of_three_sources_are(job: dict[str, Any], doubts: str) -> None:

@@ -295,7 +295,7 @@ def test_offload_is_never_faster_and_is_not_called_validated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu", "word"), [("mixtral-8x7b", "h100", "MoE"), ("llama-2-7b", "rtx-4090", "unseen GPU")]
+    ("model", "gpu", "word"), [("mixtral-8x7b", "h100", "MoE"), ("llama-2-7b", "rtx-4090", "too few runs on rtx-4090")]
 )
 def test_what_no_run_validates_is_said(model: str, gpu: str, word: str) -> None:
     chip, grid = catalog.gpu(gpu), one(replace_layout(8))

@@ -244,6 +244,8 @@ FORMAT = Format(
     read, write, kind="yaml", filename="accelerate.yaml", beside=("trainer",),
     decided=(*ACCELERATED, "framework", "wide_embedding_moments"), launched=True,
     adds={"parallel": ("cp", "hsdp"), "zero": ("2",)},
-    choices={"zero": (0, 1, 2, 3), "offload": ("none", "optimizer", "optimizer,params", "params")},
+    choices={
+        "zero": (0, 1, 2, 3), "offload": ("none", "optimizer", "optimizer,params", "params"), "compile": ("blocks",),
+    },
 )  # fmt: skip
 """The launcher's file: what runs the ranks, and in which precision."""

@@ -39,10 +39,11 @@ from memcalc.convert.objectives import (
     refuse_method,
     refuse_pictures,
     refuse_switches,
+    refuse_unknown,
 )
 from memcalc.convert.shell import Script, read_script
 from memcalc.convert.shell_values import Token
-from memcalc.errors import FragmentError, InputError, MissingError, UnknownFormatError, cut, shown
+from memcalc.errors import InputError, MissingError, cut, shown
 from memcalc.frameworks import environment
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
@@ -212,9 +213,7 @@ def _chosen(script: Script, name: str, text: str, directive_lines: Document) -> 
     candidates = _different(trains or [launch for launch in likely if launch.launcher != "shell"] or likely)
     if not candidates and not launches and not directive_lines.data and "#SBATCH" not in text:
         named = {command.tokens[0].text for command in script.commands if command.tokens}
-        if script.variables and named <= _SETTING:
-            raise FragmentError("file", name, "it sets variables for a script beside it: give the one that starts")
-        raise UnknownFormatError("file", name, "must start a training: it has no command that memcalc knows")
+        refuse_unknown(name, fragment=bool(script.variables) and named <= _SETTING)
     if launches and not likely and not directive_lines.data:
         refuse_idle(name, map(recipe_of, launches))
     wanted = directive_lines.data.pop("launch", None)

@@ -386,7 +386,7 @@ FORMAT = Format(
     kind="toml", filename="train.toml", spelling=spelling, era="torchtitan@2026-02", decided=("framework", "reshard"),
     choices={
         "micro_batch": (), "recompute": ("none", "selective-ops", "full"), "zero": (2, 3),
-        "offload": ("none", "optimizer,params"),
+        "offload": ("none", "optimizer,params"), "compile": ("blocks",),
     },
 )  # fmt: skip
 """The job's own TOML; flags of the command have their way over it."""

@@ -271,11 +271,12 @@ def _weights(reader: ConfigReader, trl: bool, quantized: bool) -> None:
         if not quantized:
             reader.set("script_loads", "not said", "dtype")
         return
-    name = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32"
-    key = key or "dtype"
-    if quantized and name == "fp32":
-        says = f"with {key} float32 what is not quantized is fp32, and products are; here both count as bf16"
-        reader.note("warning", "MC002", key, says, f"{key} bfloat16")
+    name, key = reader.one_of(key, _SCRIPT_DTYPES, "fp32") if key else "fp32", key or "dtype"
+    if quantized and name == "fp32":  # as PEFT's prepare_model_for_kbit_training leaves it
+        for field in ("prepare_kbit", "kbit_ends"):
+            reader.set(f"strategy.{field}", True, key)
+        says = f"{key} float32 keeps norms, embedding, head and what blocks hand on in fp32, as it is counted"
+        reader.note("note", "MC004", key, says, f"{key} bfloat16 takes less (TRL's default is float32)")
         return
     if name == "auto":
         reader.note("note", "MC004", key, f"{key} auto is the checkpoint's own dtype: counted as bf16")

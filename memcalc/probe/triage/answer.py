@@ -19,7 +19,7 @@ from memcalc.probe.triage.plain_pickle import looks_like_pickle
 from memcalc.probe.triage.snapshot import LARGEST_SNAPSHOT, read_snapshot
 from memcalc.probe.triage.snapshot_causes import SnapshotEvidence, evidence_of
 from memcalc.results.serving import EngineLog
-from memcalc.results.triage import GpuProcess, Triage, TriageCause, TriageFailure
+from memcalc.results.triage import DOUBT, GpuProcess, Triage, TriageCause, TriageFailure
 
 LARGEST_LOG = 256 << 20
 """Bytes of a log."""
@@ -87,6 +87,8 @@ _RECORD = (
 _RECORD_HOST = ("/usr/bin/time -v python train.py", "sacct -j JOB --format=JobID,State,MaxRSS,ReqMem")
 _MORE = 1.15
 """Times the estimate's allocated peak above which the given job does not explain the memory in use."""
+_BY_THEN = {"loss": ("forward-last", ("parameters", "activations")), "optimizer": ("step", ("parameters", "gradients"))}
+"""Of a phase that failed, an earlier moment or its own, and what no run reaches it without."""
 _UNTOLD = frozenset({"too-large", "longer-batch", "unexplained"})
 
 
@@ -224,7 +226,7 @@ def _answer(
     if job is not None:
         beside = _of_evaluation(job, measured.get("allocated")) if phase == "evaluation" else ()
         causes = [*_of_job(job, figures, measured, snapshot), *beside, *causes]
-        unknown += _mismatch(job, figures)
+        unknown += [*_mismatch(job, figures), *_larger_job(job, measured.get("allocated"), phase)]
     ordered = ranked(causes)
     is_sure = any(item.confidence != "possible" for item in ordered)
     nothing_failed = snapshot is not None and not failures and not unknown
@@ -314,7 +316,19 @@ def _mismatch(job: TriageJob, figures: Figures) -> list[str]:
     capacity, planned = figures.capacity, job.estimate.budget.capacity
     if capacity is None or abs(capacity - planned) <= 0.03 * planned:
         return []
-    return [f"whether this is the job: its GPU has {shown(planned)}, the one that failed {shown(capacity)}"]
+    return [f"{DOUBT}: its GPU has {shown(planned)}, the one that failed {shown(capacity)}"]
+
+
+def _larger_job(job: TriageJob, allocated: int | None, phase: str) -> Iterable[str]:
+    """Say where the job as told would have run out earlier: what is alive by then in any step, the first one too."""
+    moment, components = _BY_THEN.get(phase if job.estimate.strategy.pp == 1 else "", ("", ()))
+    terms = [term for term in job.estimate.terms if term.component in components and moment in term.phases]
+    alive = sum(term.bytes for term in terms)
+    if allocated is not None and alive > _MORE * allocated:
+        yield (
+            f"{DOUBT}: its {' and '.join(components)} alone are {shown(alive)} by the {phase}, and {shown(allocated)} "
+            "were held or requested; give what shards, recomputes or freezes, or the config files (--config)"
+        )
 
 
 def _summary(

@@ -16,6 +16,7 @@ from memcalc.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from memcalc.results.check import CheckFix
     from memcalc.results.estimates import Estimate
 
 _GENERAL = (
@@ -115,10 +116,14 @@ def _configured(
     if answer.fix is not None:
         saves = answer.estimate.peak.device - answer.fix.peak
         edited = TriageChange(
-            change=f"edit {', '.join(edit.path for edit in answer.fix.edits)}: {', '.join(answer.fix.changes)}",
+            change=f"{_edited(answer.fix)}: {', '.join(answer.fix.changes)}",
             device=answer.fix.peak, saves=saves, verdict=answer.fix.verdict, enough=True,
         )  # fmt: skip
     return TriageJob(answer.estimate, keywords, job.settings, preset_dirs, edited=edited)
+
+
+def _edited(fix: CheckFix) -> str:
+    return f"edit {', '.join(edit.path for edit in fix.edits)}" if fix.edits else "by hand"
 
 
 def verdict_of(estimate: Estimate) -> str:

@@ -643,3 +643,28 @@ def test_an_earlier_trl_holds_the_logits_of_all_tokens() -> None:
     }
     own = check("trainer/sft_full.yaml", framework="hf@4.57", gpus=1, loss="fused-kernel")
     assert own.strategy.loss == "fused-kernel"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "warned"), [({}, True), ({"dtype": "float32"}, True), ({"dtype": "bfloat16"}, False)]
+)
+def test_trls_default_dtype_under_a_quantized_base_is_fp32(tmp_path: Path, dtype: dict[str, str], warned: bool) -> None:
+    """TRL 1.16 scripts/sft.py: what is not quantized is loaded in ``ModelConfig.dtype``, float32 unless it is given.
+
+    Embedding and head of Qwen2.5-7B, 152,064 × 3,584 each, take two bytes more; what a block hands on is twice as wide.
+    """
+    data = dtype | {
+        "model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True, "load_in_4bit": True, "output_dir": "x",
+        "per_device_train_batch_size": 1, "gradient_checkpointing": True, "max_length": 2048, "bf16": True,
+    }  # fmt: skip
+    path = tmp_path / "sft.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    config = config_of(path, path.read_text(), "trainer")
+    said = [finding.message for finding in config.findings if finding.field == "dtype"]
+    assert any("in fp32, as it is counted" in message for message in said) == warned
+    wide = memcalc.check([str(path)], gpu="rtx-3090", gpus=1).estimate
+    path.write_text(json.dumps(data | {"dtype": "bfloat16"}), encoding="utf-8")
+    narrow = memcalc.check([str(path)], gpu="rtx-3090", gpus=1).estimate
+    ends = 2 * 2 * 152_064 * 3_584
+    assert wide.components.parameters - narrow.components.parameters == pytest.approx(ends * warned, rel=0.001)
+    assert wide.strategy.kbit_ends == warned
