@@ -302,11 +302,11 @@ class BlockWork:
     @cached_property
     def exchanges_again(self) -> Array:
         """Exchanges of tokens of whole mixtures of experts that run again, by the stage's blocks."""
-        whole = [
+        mixtures = [
             "moe" in policy.parts if policy.kind == "parts" else policy.kind not in {"none", "selective-ops"}
             for policy in self.grid.policies
         ]
-        return self._again([np.int64(2 * all_of_it) for all_of_it in whole])
+        return self._again([np.int64(2 * again) for again in mixtures])
 
     # ---------------------------------------------------------------------------------------- traffic and launches
 
