@@ -300,6 +300,15 @@ class BlockWork:
             reductions.append(np.int64(2 if full else 1 if {"o", "down"} & targets else 0))
         return self._again(reductions)
 
+    @cached_property
+    def exchanges_again(self) -> Array:
+        """Exchanges of tokens of whole mixtures of experts that run again, by the stage's blocks."""
+        mixtures = [
+            "moe" in policy.parts if policy.kind == "parts" else policy.kind not in {"none", "selective-ops"}
+            for policy in self.grid.policies
+        ]
+        return self._again([np.int64(2 * again) for again in mixtures])
+
     # ---------------------------------------------------------------------------------------- traffic and launches
 
     @cached_property

@@ -159,7 +159,7 @@ def _again(blocks: list[BlockWork]) -> Part:
         attention=_add([b.attention_again for b in blocks if b.is_fused]),
         operands=_add([b.linear_again[1] for b in blocks]),
         dequantised=_add([b.dequantised_again for b in blocks]),
-        written=_add([b.written_again - b.reductions_again * unmade_rows(b) for b in blocks]),
+        written=_add([b.written_again - b.exchanges_again * unmade_rows(b) for b in blocks]),
         launches=_add([b.launches_again for b in blocks]),
         launches_backward=_add([]),
         dispatched=_add([b.dispatched for b in blocks]),
