@@ -129,7 +129,8 @@ def refuse_pictures(where: str, script: str, flags: Iterable[str] = ()) -> None:
     names, needed, sizes = ({*_TABLES["pictures"][part].split()} for part in ("words", "flags", "sizes"))
     parts = dict.fromkeys(re.split(r"[_.-]+", script.rpartition("/")[2].lower()))
     named = [part for part in parts if part in names]
-    if named := named or (needed <= {*flags} and sorted(sizes & {*flags})):
+    named = named or (sorted(sizes & {*flags}) if needed <= {*flags} else [])
+    if named:
         raise ObjectiveError(
             f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
         )

@@ -45,16 +45,14 @@ def read_files(
     one must lie in the folder of that file, in the working directory, in one of ``folders``, or below: what leads
     elsewhere must be given.
     """
-    paths = tuple(paths)
-    for folder in map(Path, paths):
+    given = [Path(path) for path in paths]
+    for folder in given:
         if asks(folder.is_dir):
             raise FileError("file", str(folder), of_folder(folder))
-    reader = _References(dict(texts or {}), tuple(folders), {_real(Path(path)) for path in paths})
-    code = [path for path in map(Path, paths) if len(paths) > 1 and path.suffix.lower() == ".py"]
-    for path in (path for path in map(Path, paths) if path not in code):
-        reader.read(path, None)
-    for path in code:
-        reader.read_code(path)
+    reader = _References(dict(texts or {}), tuple(folders), {_real(path) for path in given})
+    code = [path for path in given if len(given) > 1 and path.suffix.lower() == ".py"]
+    for path in sorted(given, key=code.__contains__):
+        (reader.read_code if path in code else reader.read)(path)
     return tuple(reader.configs)
 
 
@@ -68,7 +66,7 @@ class _References:
         self.configs: list[Config] = []
         self.seen: set[Path] = set()
 
-    def read(self, path: Path, reference: Reference | None) -> None:
+    def read(self, path: Path, reference: Reference | None = None) -> None:
         """Read a file, then what it names."""
         real = _real(path)
         over = reference.over if reference else None
@@ -89,7 +87,7 @@ class _References:
     def read_code(self, path: Path) -> None:
         """Read a script in Python that stands beside the files of its job; of one without known settings a note."""
         try:
-            self.read(path, None)
+            self.read(path)
         except UnknownFormatError:
             if not self.configs:
                 raise
@@ -171,7 +169,7 @@ class _References:
     def meant(self, origin: Path, reference: Reference) -> Path:
         """The file, given beside another one, whose name in that one only a run can tell: one of its format."""
         form = get_format(reference.format)
-        for path in self.given - {_real(origin)}:
+        for path in sorted(self.given - {_real(origin)}):
             if not reference.sure or form.recognise(self.loaded(path)):
                 return path
         raise MissingError(
@@ -253,7 +251,7 @@ class MergedJob:
             return
         before = self.origins.get(setting.name)
         if before is not None and (
-            (setting.default and not yields(before[1], setting)) or self._prevails(before, config, setting)
+            (setting.default and not yields(before[1], setting)) or prevails(before, config, setting)
         ):
             return
         if before is not None and setting.name == "gpu" and str(setting.value) in str(before[1].value):
@@ -265,10 +263,6 @@ class MergedJob:
             self._conflict(before, config, setting)
         self.origins[setting.name] = (config, setting)
         self.table(setting.name)[setting.name] = setting.value
-
-    @staticmethod
-    def _prevails(before: tuple[Config, Setting], config: Config, setting: Setting) -> bool:
-        return not before[1].default and prevails(before, config, setting)
 
     def _conflict(self, before: tuple[Config, Setting], config: Config, setting: Setting) -> None:
         if compared(before, config, setting) or setting.name in {"optimizer_impl", "gpu"}:
@@ -388,14 +382,12 @@ def compared(before: tuple[Config, Setting], config: Config, setting: Setting) -
 
 
 def prevails(before: tuple[Config, Setting], config: Config, setting: Setting) -> bool:
-    """Whether the setting before overrides the later one.
+    """Whether the setting before, which its file states, overrides the later one.
 
     DeepSpeed's own optimizer runs where its config names one (integrations/deepspeed.py, deepspeed_optim_sched).
     """
-    return setting.name in {"optimizer", "optimizer_impl"} and (before[0].format, config.format) == (
-        "deepspeed",
-        "trainer",
-    )
+    of_optimizer = not before[1].default and setting.name in {"optimizer", "optimizer_impl"}
+    return of_optimizer and (before[0].format, config.format) == ("deepspeed", "trainer")
 
 
 def yields(before: Setting, setting: Setting) -> bool:
