@@ -139,8 +139,8 @@ def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> N
     says = f"{script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
     reader.note("warning", "MC001", "", says)
     if not directed:
-        asked = "own_arguments" if reader.references else "framework"
-        reader.ask(asked, script, "-", "has arguments of its own, which memcalc does not know")
+        option = "own_arguments" if reader.references else "framework"
+        reader.ask(option, script, "-", "has arguments of its own, which memcalc does not know")
 
 
 def own_settings(document: Document, script: str) -> Config:
