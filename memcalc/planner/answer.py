@@ -271,7 +271,10 @@ def off_gpu_of(census: ModelOnGrid) -> tuple[OffGpuTerm, ...]:
 REPORTED = "the prediction is a lower bound; its range ends at the highest of the few figures that were reported"
 
 
-FSDP_1 = "hf over several GPUs is FSDP 1, which Transformers 5 deprecates; its default is FSDP 2: --framework fsdp2."
+FSDP_1 = (
+    "hf over several GPUs is FSDP 1, which Transformers 5 deprecates; its default is FSDP 2: --framework fsdp2 "
+    "(plan: --to trainer)."
+)
 
 
 def is_deprecated(strategy: Strategy) -> bool:

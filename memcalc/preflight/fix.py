@@ -115,10 +115,10 @@ def _by_hand(
     for count in range(1, min(most, len(free)) + 1):
         for names in combinations(free, count):
             for plan in _plans(names, free, job, estimate, dirs):
-                told = {name: getattr(plan.strategy, name) for name in names}
+                changed = {name: getattr(plan.strategy, name) for name in names}
                 batch = {"global_batch": estimate.workload.global_batch}
                 try:
-                    after = estimate_merged(merge(read_files(paths), {**given, **batch, **told}, dirs), dirs)
+                    after = estimate_merged(merge(read_files(paths), {**given, **batch, **changed}, dirs), dirs)
                 except MemcalcError:
                     continue
                 if after.verdict == "fits" and _keeps(estimate, after):

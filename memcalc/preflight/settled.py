@@ -203,7 +203,7 @@ _FEW = 2
 """Files that a sentence names."""
 _GIVEN_AS = {
     "gpus_per_node": "gpus", "nodes": "gpus", "accumulation": "global_batch", "train_batch": "global_batch",
-    "sharing": "zero",
+    "sharing": "zero", "own_arguments": "model",
 }  # fmt: skip
 """What files count, and the option of check that says it."""
 

@@ -95,6 +95,15 @@ def test_a_trainer_that_is_not_known_is_asked_about(tmp_path: Path) -> None:
     assert checked(tmp_path, f"#MEMCALC --model llama-2-7b --seq-len 2048 --micro-batch 1\n{text}").verdict
 
 
+def test_a_model_that_only_such_a_trainers_arguments_name_is_asked_for_with_the_reason(tmp_path: Path) -> None:
+    """The line names it, so that "not in run.sh" alone would be untrue; with it given, nothing more is asked."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}')
+    text = "torchrun --nproc_per_node 8 finetuning.py --deepspeed ds.json --model_name_or_path meta-llama/Llama-2-7b-hf"
+    said = refused(tmp_path, text, seq_len=2048)
+    assert "--model (line of run.sh: finetuning.py has arguments of its own, which memcalc does not know)" in said
+    assert checked(tmp_path, text, seq_len=2048, model="llama-2-7b").verdict
+
+
 @pytest.mark.parametrize(
     "command",
     [

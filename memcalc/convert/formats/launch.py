@@ -139,8 +139,9 @@ def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> N
     script = cut(" ".join(launch.script.split()))  # a quote that is not closed makes one word of many lines
     says = f"{script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
     reader.note("warning", "MC001", "", says)
-    if not reader.references and not directed:
-        reader.ask("framework", script, "-", "has arguments of its own, which memcalc does not know")
+    if not directed:
+        option = "own_arguments" if reader.references else "framework"
+        reader.ask(option, script, "-", "has arguments of its own, which memcalc does not know")
 
 
 def own_settings(document: Document, script: str) -> Config:

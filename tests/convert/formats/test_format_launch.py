@@ -144,7 +144,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], list[tuple[str, str, dict[str, Any]]]]
         ],
     ),
     "accelerate-fsdp.slurm": (
-        {"nodes": 4, "gpus_per_node": 4, "gpu": "a100", "time_limit": 2 * 3600 - 60},
+        {"nodes": 4, "gpus_per_node": 4, "gpu": "a100", "time_limit": 2 * 3600 - 60, "own_arguments": None},
         [
             (
                 "accelerate",
