@@ -27,7 +27,7 @@ from memcalc.serving.engines import LOGS, Engine
 from memcalc.specs.block import Attention, Block, MixtureOfExperts, Mlp
 from memcalc.terms.overhead import figure_of
 from memcalc.terms.parameters import block_count
-from memcalc.terms.states import elements_of
+from memcalc.terms.tensors import elements_of
 from memcalc.units import GIB, MIB
 
 if TYPE_CHECKING:

@@ -27,14 +27,13 @@ from memcalc.terms.moments import (
     widened_term,
 )
 from memcalc.terms.settings import in_tiles
-from memcalc.terms.tensors import block_matrices
+from memcalc.terms.tensors import elements_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memcalc.formulas import Array
     from memcalc.grid import Grid
-    from memcalc.specs.block import Block
     from memcalc.terms.model_on_grid import ModelOnGrid
 
 
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 
 SOURCE = "TransformerEngine d0067d0d pytorch/module/base.py, quantize_weight; pytorch/csrc/quantizer.cpp"
-WHOLE = ("q_a", "kv_a")
-"""Matrices that tensor parallelism does not divide: latent attention's down projections."""
 
 
 def quantised_weight_terms(census: ModelOnGrid) -> Iterator[Term]:
@@ -83,14 +80,6 @@ def quantised_elements(census: ModelOnGrid) -> Array:
         total = total + layers * (shard(divided, tp) + replicated + shard(routed, experts))
     predictors = census.grid.fixed.mtp * shard(2 * census.model.hidden**2, tp) * census.grid.is_last
     return total + predictors
-
-
-def elements_of(block: Block) -> tuple[int, int, int]:
-    """A block's weights that are quantised: those that TP divides, those that it does not, and routed experts'."""
-    matrices = [matrix for matrix in block_matrices(block) if matrix.target != "router"]
-    routed = sum(matrix.elements for matrix in matrices if matrix.routed)
-    replicated = sum(matrix.elements for matrix in matrices if matrix.target in WHOLE)
-    return sum(matrix.elements for matrix in matrices) - routed - replicated, replicated, routed
 
 
 def state_terms(census: ModelOnGrid) -> Iterator[Term]:

@@ -56,6 +56,10 @@ class Matrix:
         return self.count * self.inputs * self.outputs
 
 
+UNDIVIDED = ("q_a", "kv_a")
+"""Matrices that tensor parallelism does not divide: latent attention's down projections."""
+
+
 def block_matrices(block: Block) -> tuple[Matrix, ...]:
     """All linear layers of a block; a recorded one has its tensors instead (:mod:`memcalc.specs.recorded`)."""
     if block.recorded is not None:
@@ -66,6 +70,14 @@ def block_matrices(block: Block) -> tuple[Matrix, ...]:
     if block.cross_attention is not None:
         linears += _attention(block.cross_attention, block.hidden, block.cross_hidden or block.hidden)
     return (*linears, *(_mlp(block.mlp, block.hidden) if block.mlp else ()))
+
+
+def elements_of(block: Block) -> tuple[int, int, int]:
+    """A block's weights that are quantised: those that TP divides, those that it does not, and routed experts'."""
+    matrices = [matrix for matrix in block_matrices(block) if matrix.target != "router"]
+    routed = sum(matrix.elements for matrix in matrices if matrix.routed)
+    replicated = sum(matrix.elements for matrix in matrices if matrix.target in UNDIVIDED)
+    return sum(matrix.elements for matrix in matrices) - routed - replicated, replicated, routed
 
 
 def linear_layers(block: Block, *, stacked: bool) -> tuple[Matrix, ...]:
