@@ -328,8 +328,11 @@ def refer_to_accelerate(reader: ConfigReader) -> None:
     Its own options may stand among the Trainer's arguments or in their YAML (cli/accelerate_config.py,
     cli/commands/training.py of TRL 1.16).
     """
-    options = {name: reader.integer(name, low=1) for name in ("num_processes", "num_machines") if reader.has(name)}
     name = reader.text(key := "accelerate_config")
+    variable = reader.document.unknown.get((key,), "")
+    if not (name or variable or reader.text("training_script") == "trl"):
+        return
+    options = {name: reader.integer(name, low=1) for name in ("num_processes", "num_machines") if reader.has(name)}
     known = shipped("trl", f"{name}.yaml") if re.fullmatch(r"\w+", name) else None
     if known is not None:
         reader.note("note", "MC004", key, f"{name} is counted as {COMMITS['trl']} ships it")
@@ -337,9 +340,9 @@ def refer_to_accelerate(reader: ConfigReader) -> None:
     elif name:
         over = replace(reader.document, kind="flags", data=options, unknown={}, part=True)
         reader.refer("accelerate", key, path=name, over=over if options else None)
-    elif variable := reader.document.unknown.get((key,)):
+    elif variable:
         reader.references.append(Reference("accelerate", field=key, unknown=variable))
-    elif options.get("num_processes") and reader.text("training_script") == "trl":
+    elif options.get("num_processes"):
         reader.set("gpus", options["num_processes"], "num_processes")
 
 
