@@ -570,6 +570,15 @@ def test_an_accelerate_config_that_a_run_names_is_asked_for(tmp_path: Path) -> N
     assert "a config that only a run knows (LAYOUT): pass that file (Accelerate YAML)" in said
 
 
+def test_a_job_of_fms_hf_tuning_is_asked_what_its_ranks_share(tmp_path: Path) -> None:
+    """Its table for `accelerate launch` was ignored, and the job counted as DDP."""
+    text = '{"model_name_or_path": "meta-llama/Llama-2-7b-hf", "output_dir": "o", "per_device_train_batch_size": 1,'
+    text += ' "max_length": 2048, "num_train_epochs": 1, "accelerate_launch_args": {"use_fsdp": true}}'
+    (tmp_path / "job.json").write_text(text, encoding="utf-8")
+    with pytest.raises(MissingError, match="accelerate_launch_args says what ranks share"):
+        check([str(tmp_path / "job.json")], gpu="h100", gpus=8)
+
+
 def test_a_short_flag_behind_the_script_is_no_part_of_its_name(tmp_path: Path) -> None:
     answer = checked(tmp_path, f"torchrun --nproc_per_node 8 train.py -s {TRAINER} --num_train_epochs 1")
     assert answer.estimate.workload.micro_batch == 4

@@ -330,6 +330,8 @@ def refer_to_accelerate(reader: ConfigReader) -> None:
     """
     name = reader.text(key := "accelerate_config")
     variable = reader.document.unknown.get((key,), "")
+    if reader.has(launching := "accelerate_launch_args"):  # fms-hf-tuning 3, build/accelerate_launch.py
+        reader.ask("sharing", launching, "-", "says what ranks share; give it as an Accelerate YAML too")
     if not (name or variable or reader.text("training_script") == "trl"):
         return
     options = {name: reader.integer(name, low=1) for name in ("num_processes", "num_machines") if reader.has(name)}
