@@ -128,11 +128,12 @@ def refuse_pictures(where: str, script: str, flags: Iterable[str] = ()) -> None:
     """Refuse a script that is named after a model of pictures made by diffusion, or has such a trainer's ``flags``."""
     names, needed, sizes = ({*_TABLES["pictures"][part].split()} for part in ("words", "flags", "sizes"))
     parts = dict.fromkeys(re.split(r"[_.-]+", script.rpartition("/")[2].lower()))
-    named = [part for part in parts if part in names]
-    named = named or (sorted(sizes & {*flags}) if needed <= {*flags} else [])
-    if named:
+    evidence = [part for part in parts if part in names]
+    if not evidence and needed <= {*flags}:
+        evidence = sorted(sizes & {*flags})
+    if evidence:
         raise ObjectiveError(
-            f"{where} trains a model of pictures ({cut(script)}: {', '.join(named)}): memcalc {SUPERVISED}."
+            f"{where} trains a model of pictures ({cut(script)}: {', '.join(evidence)}): memcalc {SUPERVISED}."
         )
 
 

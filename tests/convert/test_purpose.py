@@ -538,6 +538,56 @@ def test_a_config_that_a_run_names_is_read_beside_its_script(tmp_path: Path, ord
     assert (answer.estimate.workload.micro_batch, answer.estimate.workload.seq_len) == (2, 1024)
 
 
+TRL = "trl sft --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --max_length 2048"
+
+
+@pytest.mark.parametrize(
+    ("options", "framework", "zero", "gpus"),
+    [
+        ("--accelerate_config zero3 --num_processes 4", "deepspeed", 3, 4),
+        ("--accelerate_config zero2", "deepspeed", 2, 8),
+        ("--accelerate_config fsdp1", "hf", 3, 8),
+        ("--accelerate_config multi_gpu --num_processes 2", "ddp", 0, 2),
+        ("--accelerate_config single_gpu", "hf", 0, 1),
+        ("--num_processes 4", "ddp", 0, 4),
+        ("--accelerate_config own.yaml --num_processes 16 --num_machines 2", "deepspeed", 1, 16),
+    ],
+)
+def test_what_trl_hands_to_accelerate(tmp_path: Path, options: str, framework: str, zero: int, gpus: int) -> None:
+    """A config by the name that TRL ships it under, or by its path (cli/accelerate_config.py of TRL 1.16)."""
+    text = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {zero_stage: 1}\n"
+    (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
+    job = checked(tmp_path, f"{TRL} {options}\n").estimate
+    assert (str(job.strategy.framework).partition("@")[0], job.strategy.zero, job.hardware.gpus) == (
+        framework, zero, gpus,
+    )  # fmt: skip
+
+
+def test_accelerate_of_a_yaml_for_trl(tmp_path: Path) -> None:
+    """What is said in the YAML goes to the launcher too; the command's own flags have their way over it."""
+    text = (
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_length: 2048\naccelerate_config: zero3\nnum_processes: 4\n"
+    )
+    (tmp_path / "sft.yaml").write_text(f"{text}output_dir: out\nbf16: true\n", encoding="utf-8")
+    for flags, gpus in (("", 4), ("--num_processes 2", 2)):
+        job = checked(tmp_path, f"trl sft --config sft.yaml {flags}\n").estimate
+        assert (job.strategy.zero, job.hardware.gpus) == (3, gpus)
+
+
+def test_an_accelerate_config_that_a_run_names_is_asked_for(tmp_path: Path) -> None:
+    said = refused(tmp_path, f"{TRL} --accelerate_config $LAYOUT\n", gpus=8)
+    assert "a config that only a run knows (LAYOUT): pass that file (Accelerate YAML)" in said
+
+
+def test_a_job_of_fms_hf_tuning_is_asked_what_its_ranks_share(tmp_path: Path) -> None:
+    """Its table for `accelerate launch` was ignored, and the job counted as DDP."""
+    text = '{"model_name_or_path": "meta-llama/Llama-2-7b-hf", "output_dir": "o", "per_device_train_batch_size": 1,'
+    text += ' "max_length": 2048, "num_train_epochs": 1, "accelerate_launch_args": {"use_fsdp": true}}'
+    (tmp_path / "job.json").write_text(text, encoding="utf-8")
+    with pytest.raises(MissingError, match="accelerate_launch_args says what ranks share"):
+        check([str(tmp_path / "job.json")], gpu="h100", gpus=8)
+
+
 def test_a_short_flag_behind_the_script_is_no_part_of_its_name(tmp_path: Path) -> None:
     answer = checked(tmp_path, f"torchrun --nproc_per_node 8 train.py -s {TRAINER} --num_train_epochs 1")
     assert answer.estimate.workload.micro_batch == 4

@@ -773,3 +773,21 @@ def test_another_model_in_verls_overrides_is_told(tmp_path: Path) -> None:
     words(tmp_path, "run.sh", text)
     answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
     assert any("the model is not the preset" in text for text in answer.warnings)
+
+
+@pytest.mark.parametrize(
+    "override", ["async_resources.actor_train.n_gpus_per_node=4", "rllm.async_training.enable=True"]
+)
+def test_roles_of_verls_arguments_that_have_gpus_of_their_own(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ObjectiveError, match=override.partition(".")[0]):
+        words(tmp_path, "run.sh", VERL.rstrip() + f" {override}\n")
+
+
+def test_what_changes_nothing_in_verls_arguments_is_no_warning(tmp_path: Path) -> None:
+    """The actor's own strategy is put over that of its engine (workers/config/actor.py); -u is Python's."""
+    part = "actor_rollout_ref"
+    idle = f"{part}.model.target_modules=all-linear {part}.actor.fsdp_config.strategy=fsdp"
+    text = VERL.replace("python3 -m", "python3 -u -m").rstrip() + f" {idle}\n"
+    assert words(tmp_path, "run.sh", text)["trainer"] == "fsdp2"
+    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
+    assert not [warning for warning in answer.warnings if "is not a setting" in warning]

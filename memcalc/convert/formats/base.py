@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
 
 
-COMMITS = {"axolotl": "axolotl 067b021c8", "llamafactory": "LLaMA-Factory ff6d4d12e"}
+COMMITS = {"axolotl": "axolotl 067b021c8", "llamafactory": "LLaMA-Factory ff6d4d12e", "trl": "TRL f2cd57710"}
 """By format: whose folder it is, and the commit at which it was read."""
 
 

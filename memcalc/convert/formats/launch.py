@@ -192,7 +192,7 @@ def _collect(values: _ScriptValues, launch: Launch | None, script: Script, sbatc
             values.token(name, settings[name])
     if launch is None:
         return
-    for name, setting in launch.options.items():
+    for name, setting in (launch.options if launch.launcher != "python" else {}).items():
         key = f"{launch.launcher} --{name}"
         values.token(key, setting.value or Token("True", setting.flag.positions, setting.flag.unknown))
     for key, option in launch.step.items():

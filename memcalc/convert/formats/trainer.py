@@ -34,6 +34,7 @@ from memcalc.convert.formats.tuning import (
     ask_for_rows,
     options_of,
     parameters_of,
+    refer_to_accelerate,
     set_dora,
     set_kernel,
     set_optimizer,
@@ -87,11 +88,11 @@ def read(document: Document) -> Config:
     reader.harmless(*KEYS.names("harmless", "script"))
     reader.not_counted(KEYS.not_counted, counted=("optim_args",) if momentum else ())
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
+    refer_to_accelerate(reader)
     refuse_switches(document.path.name, reader.unread())
     if document.kind == "flags" or any("batch" in key for key in reader.unread()):
         ask_for_rows(reader, "its script")
-    if document.kind != "flags":
-        ask_for_launcher(reader)
+    ask_for_launcher(reader)
     return reader.finish()
 
 

@@ -10,10 +10,11 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from memcalc.convert.config import ConfigReader
-from memcalc.convert.formats.base import KeyTable, inner_document, key_table
+from memcalc.convert.config import ConfigReader, Reference
+from memcalc.convert.formats.base import COMMITS, KeyTable, inner_document, key_table, shipped
 from memcalc.convert.formats.fsdp_config import NODE, set_checkpoints, set_loading
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -328,16 +329,43 @@ def ask_for_rows(reader: ConfigReader, whose: str) -> None:
         reader.ask("micro_batch", key, "8", says)
 
 
+def refer_to_accelerate(reader: ConfigReader) -> None:
+    """Refer to what the command `trl` hands to `accelerate launch`: a config by its path, or one that TRL ships.
+
+    Its own options may stand among the Trainer's arguments or in their YAML (cli/accelerate_config.py,
+    cli/commands/training.py of TRL 1.16).
+    """
+    name = reader.text(key := "accelerate_config")
+    variable = reader.document.unknown.get((key,), "")
+    if reader.has(launching := "accelerate_launch_args"):  # fms-hf-tuning 3, build/accelerate_launch.py
+        reader.ask("sharing", launching, "-", "says what ranks share; give it as an Accelerate YAML too")
+    if not (name or variable or reader.text("training_script") == "trl"):
+        return
+    options = {name: reader.integer(name, low=1) for name in ("num_processes", "num_machines") if reader.has(name)}
+    known = shipped("trl", f"{name}.yaml") if re.fullmatch(r"\w+", name) else None
+    if known is not None:
+        reader.note("note", "MC004", key, f"{name} is counted as {COMMITS['trl']} ships it")
+        reader.refer("accelerate", key, document=replace(known, data={**known.data, **options}, part=True))
+    elif name:
+        over = replace(reader.document, kind="flags", data=options, unknown={}, part=True)
+        reader.refer("accelerate", key, path=name, over=over if options else None)
+    elif variable:
+        reader.references.append(Reference("accelerate", field=key, unknown=variable))
+    elif options.get("num_processes"):
+        reader.set("gpus", options["num_processes"], "num_processes")
+
+
 def ask_for_launcher(reader: ConfigReader) -> None:
     """Ask for what a script without the Trainer leaves to its launcher: sharding and precision.
 
     Keys of such scripts tell it, or that most keys are nobody's that is known.
     """
-    if reader.document.unknown.get(("deepspeed",)) or reader.has("deepspeed"):
+    document = reader.document
+    if document.kind == "flags" or document.unknown.get(("deepspeed",)) or reader.has("deepspeed"):
         return
     unread = sorted(reader.unread())
     named = next((key for key in ("with_tracking", "checkpointing_steps") if reader.has(key)), "")
-    foreign = named or (unread[0] if 2 * len(unread) > len(reader.document.data) else "")
+    foreign = named or (unread[0] if 2 * len(unread) > len(document.data) else "")
     if not foreign:
         return
     says = "is of a script without the Trainer, whose ranks share what Accelerate's config says; give it as a FILE too"

@@ -124,10 +124,12 @@ def _refuse_others(reader: ConfigReader) -> None:
         )
     separate = any(reader.has(f"{engine}.nnodes") for engine in ("rollout", _ROLLOUT))
     apart = not (reader.flag(f"{ROLES}.hybrid_engine", True) or separate)
-    if apart or reader.table("async_training") or str(reader.raw("data.train_batch_size")) == "0":
+    key = next((table for table in ("async_training", "async_resources") if reader.table(table)), "")
+    key = key or ("rllm.async_training" if reader.flag("rllm.async_training.enable") else "")
+    if apart or key or str(reader.raw("data.train_batch_size")) == "0":
         raise ObjectiveError(
             f"{reader.document.path.name} trains by a fully asynchronous trainer with verl's arguments "
-            f"({'hybrid_engine false' if apart else 'async_training'}): memcalc has no figures for it."
+            f"({'hybrid_engine false' if apart else key or 'data.train_batch_size 0'}): memcalc has no figures for it."
         )
     name = reader.text(f"{_ROLLOUT}.name", "vllm")
     if name not in ("vllm", "sglang"):

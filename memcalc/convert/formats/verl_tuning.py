@@ -24,6 +24,8 @@ TRAINERS = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 """What shards and trains, by its name."""
 _ATTENTION = {"flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "sdpa", "eager": "eager"}
 _KERNEL = {"attn_implementation"}
+_LONGEST = 300
+"""Characters of a table in braces that are looked at."""
 _DEEPEST = 8
 """References that lead to references."""
 _BACKENDS = ("fsdp", "fsdp2", "")
@@ -97,7 +99,9 @@ def _targets(reader: ConfigReader, key: str) -> str:
 def _overrides(reader: ConfigReader, key: str) -> dict[str, Any]:
     """What is set of a model's config: a table, or one in braces as an override of Hydra has it."""
     value = reader.raw(key)
-    return value if isinstance(value, dict) else dict(re.findall(r"([\w.]+)\s*:\s*([\w.-]+)", str(value or "")))
+    return (
+        value if isinstance(value, dict) else dict(re.findall(r"([\w.]+)\s*:\s*([\w.-]+)", str(value or "")[:_LONGEST]))
+    )
 
 
 def set_attention(reader: ConfigReader, part: str) -> None:
