@@ -55,6 +55,29 @@ class Log:
 
 
 @dataclass
+class Names:
+    """Tensors by the names that a function has for them: one bound anew lets go of what it had once that is made."""
+
+    log: Log
+    keys: dict[str, int] = field(default_factory=dict)
+
+    def bind(self, name: str, size: int) -> None:
+        """Make a tensor."""
+        key = self.log.alloc(size, COMPUTE, name)
+        self.drop(name)
+        self.keys[name] = key
+
+    def drop(self, *names: str) -> None:
+        """Let go of tensors that are there."""
+        for name in names:
+            self.log.free(self.take(name))
+
+    def take(self, name: str) -> int:
+        """Hand a tensor over to another owner."""
+        return self.keys.pop(name, 0)
+
+
+@dataclass
 class Run:
     """A block or head in one micro-batch: its template, the bytes of each storage, and the keys of those alive."""
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memcalc.events.log import COMPUTE, STREAMS, Log
+from memcalc.events.log import COMPUTE, STREAMS, Log, Names
 from memcalc.events.stage import Stage, in_shares, melts, weights_of
+from memcalc.formulas.activations import TILE_TOKENS, TILE_VOCAB, chunk_rows
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
 from memcalc.terms.buffers import dummies, has_dummies
+from memcalc.terms.gradients import learned_head
+from memcalc.terms.head import head_settings, linear_of
 from memcalc.terms.moments import updated_elements
+from memcalc.terms.settings import in_tiles
 from memcalc.terms.states import in_one_buffer, offloaded_states
 from memcalc.terms.zero import FP32_GRADIENTS, era, steps_at_start
 
@@ -18,10 +23,108 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memcalc.events.stage import Rank
+    from memcalc.frameworks.losses import Linear
     from memcalc.ledger import Ledger, Term
     from memcalc.terms.activations import GroupActivations
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.trace.tape import Record
+
+
+ENOUGH = 3
+"""Chunks after which the next ones find the memory that those before have left, and so reserve nothing."""
+INPUT, WEIGHT = "gradient of the head's input", "gradient of the head"
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """Liger's loss with the head in it, which makes both gradients in its forward (:class:`Linear` says how)."""
+
+    tokens: int
+    vocab: int
+    hidden: int
+    width: int
+    """Bytes of a logit."""
+    given: int
+    """Bytes of all hidden states."""
+    learned: int
+    """Elements of the head that are trained."""
+    weight: int
+    """Bytes of an element of the head, and so of its gradient."""
+    linear: Linear
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the head is wider than what the product takes."""
+        return self.weight > self.width
+
+    def forward(self, log: Log) -> Names:
+        """Write forward and return what stays."""
+        names = Names(log)
+        names.bind(INPUT, self.given)
+        names.bind(WEIGHT, self.learned * self.weight)
+        rows = int(chunk_rows(self.tokens, self.vocab, self.hidden))
+        for _ in range(min(-(-self.tokens // rows), ENOUGH)):
+            self._chunk(names, rows)
+        names.drop("logits", "scaled", COPY)
+        return names
+
+    def _chunk(self, names: Names, rows: int) -> None:
+        head, apart = self.vocab * self.hidden, self.linear.sums_apart and self.learned
+        names.bind("transposed head, cast", head * self.width * self.is_cast)
+        for name, size in self.linear.bindings(self.width):
+            names.bind(name, size * self.vocab * rows)
+            names.drop("transposed head, cast")
+        if COPY not in names.keys:  # of the weight itself, which autocast keeps until the model's forward ends
+            names.bind(COPY, head * self.width * self.is_cast)
+        names.bind("product", self.learned * self.width * bool(apart))
+        names.bind("product, fp32", self.learned * 4 * bool(apart))
+        names.drop("product", "product, fp32")
+        if self.linear.lets_go:
+            names.drop("logits")
+
+    def backward(self, names: Names) -> tuple[int, int]:
+        """The gradients of the hidden states and of the head, which are there."""
+        return names.take(INPUT), names.take(WEIGHT)
+
+
+COPY = "autocast's 16-bit copy of the head"
+
+
+class Tiled(Chunked):
+    """TRL's, which makes tiles of logits once more in its backward, and there the gradients, in fp32 first."""
+
+    def forward(self, log: Log) -> Names:
+        """Write forward and return what stays: the hidden states of tokens with a label, put together."""
+        names = Names(log)
+        names.bind("scored hidden states", self.given)
+        self._tiles(names, kept=False)
+        names.drop("tile", "hidden states, cast")
+        return names
+
+    def _tiles(self, names: Names, *, kept: bool) -> None:
+        rows, columns = min(self.tokens, TILE_TOKENS), min(self.vocab, TILE_VOCAB)
+        names.bind("tile", rows * TILE_VOCAB * self.width)
+        for _ in range(min(-(-self.tokens // rows), ENOUGH)):
+            names.bind("hidden states, cast", rows * self.hidden * self.width * self.is_cast)
+            for _ in range(min(-(-self.vocab // columns), ENOUGH)):
+                names.bind("head, cast", columns * self.hidden * self.width * self.is_cast)
+                names.drop(*["head, cast"] * (not kept))
+
+    def backward(self, names: Names) -> tuple[int, int]:
+        """The same, as copies in the widths of hidden states and head; then back to all tokens and positions."""
+        wide = self.tokens * self.hidden * 4
+        names.bind("fp32 input", wide)
+        names.bind("fp32 weight", self.learned * 4)
+        self._tiles(names, kept=True)
+        names.bind(INPUT, self.given * (self.given < wide))
+        names.bind(WEIGHT, self.learned * self.weight * (self.weight < 4))
+        weight = names.take(WEIGHT) or names.take("fp32 weight")
+        if not names.keys[INPUT]:
+            names.keys[INPUT] = names.take("fp32 input")
+        names.drop("tile", "hidden states, cast", "head, cast", "fp32 input", "fp32 weight", "scored hidden states")
+        for _ in ("index", "slice"):
+            names.bind(INPUT, self.given)
+        return names.take(INPUT), weight
 
 
 class PassingTerms(Stage):
@@ -45,6 +148,16 @@ class PassingTerms(Stage):
                 out.append((blocks[: max(size, 1)], size > 0))
                 del blocks[: max(size, 1)]
         return out
+
+    def _head_in_loss(self, given: int) -> Chunked | None:
+        """A loss with the head in it, which is given so many bytes of hidden states; None for a loss of logits."""
+        census, model = self.census, self.census.model
+        if self.grid.fixed.loss != "fused-linear" or not model.vocab:
+            return None
+        kind, hidden = Tiled if in_tiles(self.grid) else Chunked, model.embedding_dim or model.hidden
+        tokens, learned = self.scalar(self.grid.tokens), self.scalar(learned_head(census))
+        widths = census.settings[0].compute, given, learned, head_settings(census)[0].weight
+        return kind(tokens, model.vocab, hidden, *widths, linear_of(self.grid))
 
     def _terms(self) -> Iterator[Term]:
         """Terms of which nothing else here writes the events."""

@@ -6,14 +6,14 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from memcalc.events.log import COMPUTE, Event, Run
-from memcalc.events.passing import PassingTerms
+from memcalc.events.log import COMPUTE, Event, Names, Run
+from memcalc.events.passing import Chunked, PassingTerms
 from memcalc.events.stage import ALTERNATING, STEPS, in_shares, passes, storage_bytes
 from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Whole
 from memcalc.ledger import ALWAYS
 from memcalc.terms.buffers import copies_reduced, held_by_replicas, prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
-from memcalc.terms.gradients import added_in_place, made_in_forward, tied_matrix
+from memcalc.terms.gradients import added_in_place, tied_matrix
 from memcalc.terms.head import head_templates
 from memcalc.terms.order import unread
 from memcalc.terms.pipeline import blocks_before_backward, in_flight
@@ -52,7 +52,7 @@ class StepWriter(PassingTerms):
         self.observed = observed
         self.runs: dict[int, list[list[Run]]] = {}
         self.heads: dict[int, Run] = {}
-        self.made: dict[int, list[int]] = {}
+        self.made: dict[int, Names] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
         self.sent: Run | None = None
         self.shared: list[int] = []
@@ -178,10 +178,15 @@ class StepWriter(PassingTerms):
         self.heads[index] = run = Run(
             self.head, self._sizes(self.widths[-1], self.head), self._added_by(self.widths[-1])
         )
-        # A loss with the head in it makes the head's gradient in its forward
-        size = self.scalar(made_in_forward(self.census)) * self.gradient_width
-        self.made[index] = [self.log.alloc(size, COMPUTE, "gradient of the head")]
-        self.log.free(run.forward(self.log, x, partial(self.units.hand_over, self.last_unit)))
+        out = run.forward(self.log, x, partial(self.units.hand_over, self.last_unit))
+        if self.head_in_loss is not None:
+            self.made[index] = self.head_in_loss.forward(self.log)
+        self.log.free(out)
+
+    @cached_property
+    def head_in_loss(self) -> Chunked | None:
+        """The loss, if the head is in it."""
+        return self._head_in_loss(self._sizes(self.widths[-1], self.head)[self.head.output])
 
     def _backward(self, index: int) -> None:
         """Head and blocks of one micro-batch, last first."""
@@ -200,8 +205,11 @@ class StepWriter(PassingTerms):
         if index in self.heads:  # a tied weight's gradient waits for that of its other use, the embedding
             owner = None if self.units.accumulates(self.last_unit) and not self.tied else head
             product = partial(self._first_product, "backward")
-            gradient = self.heads.pop(index).backward(self.log, 0, owner, gather, product)
-            head += self.made.pop(index)
+            given = 0
+            if self.head_in_loss is not None:
+                given, weight = self.head_in_loss.backward(self.made.pop(index))
+                head.append(weight)
+            gradient = self.heads.pop(index).backward(self.log, given, owner, gather, product)
             if owner is None:
                 self.log.free_all(head)
         else:

@@ -44,17 +44,50 @@ def saved_bytes(elements: Number, tokens: Number, width: Number, ranks: Number =
     return -(-(elements * tokens * keys * width) // ranks)
 
 
-def fused_linear_loss_bytes(tokens: Number, vocab: Number, hidden: Number, width: Number) -> Number:
-    r"""Return the bytes of a loss that never stores all logits: one chunk of rows, and the gradient of its input.
+def chunk_rows(tokens: Number, vocab: Number, hidden: Number) -> Number:
+    r"""Return the rows whose logits are there at once in a loss that never stores them all.
 
-    .. math:: B = (w + 4) V c + w T h, \quad c = 2^{\lceil \log_2 \lceil T / \lceil V / h \rceil \rceil \rceil}
+    .. math:: c = \min(2^{\lceil \log_2 \lceil T / \lceil V / h \rceil \rceil \rceil}, T)
 
     Parameters
     ----------
     tokens : tokens of a micro-batch on the rank T, [tokens]
     vocab : vocabulary V, [1]
     hidden : width of the residual stream h, [1]
-    width : bytes of one logit w, [bytes]
+
+    Returns
+    -------
+    rows c, [tokens]
+
+    Examples
+    --------
+    >>> int(chunk_rows(8192, 151936, 1536))
+    128
+
+    References
+    ----------
+    [1] Liger-Kernel, ops/fused_linear_cross_entropy.py@v0.8.5, fused_linear_cross_entropy_forward: as since v0.1.
+
+    """
+    rows = -(-tokens // -(-vocab // hidden))
+    return np.minimum(np.left_shift(1, np.frexp(np.maximum(rows - 0.5, 0.5))[1]), tokens)
+
+
+def fused_linear_loss_bytes(
+    tokens: Number, vocab: Number, hidden: Number, width: Number, logit_bytes: Number, head_bytes: Number
+) -> Number:
+    r"""Return the bytes of a loss that never stores all logits: one chunk of rows, and the gradient of its input.
+
+    .. math:: B = V (q c + u h) + w T h
+
+    Parameters
+    ----------
+    tokens : tokens of a micro-batch on the rank T, [tokens]
+    vocab : vocabulary V, [1]
+    hidden : width of the residual stream h, [1]
+    width : bytes of an element of its input w, [bytes]
+    logit_bytes : bytes held for each of c rows' logits q, by release, [bytes]
+    head_bytes : bytes held for each weight of the head u: a cast, or a chunk's gradient apart, [bytes]
 
     Returns
     -------
@@ -62,17 +95,16 @@ def fused_linear_loss_bytes(tokens: Number, vocab: Number, hidden: Number, width
 
     Examples
     --------
-    >>> int(fused_linear_loss_bytes(2048, 32000, 4096, 2))
+    >>> int(fused_linear_loss_bytes(2048, 32000, 4096, 2, 6, 0))
     65929216
 
     References
     ----------
-    [1] Liger-Kernel, ops/fused_linear_cross_entropy.py@v0.5.0, fused_linear_cross_entropy_forward.
+    [1] Liger-Kernel, ops/fused_linear_cross_entropy.py@v0.8.5, fused_linear_cross_entropy_forward.
 
     """
-    rows = -(-tokens // -(-vocab // hidden))
-    chunk = np.left_shift(1, np.frexp(np.maximum(rows - 0.5, 0.5))[1])
-    return (width + 4) * vocab * np.minimum(chunk, tokens) + width * tokens * hidden
+    rows = chunk_rows(tokens, vocab, hidden)
+    return vocab * (logit_bytes * rows + head_bytes * hidden) + width * tokens * hidden
 
 
 def log_prob_bytes(rows: Number, tokens: Number, vocab: Number, logit_bytes: Number) -> Number:

@@ -39,6 +39,9 @@ PyTorch's release of that month. FSDP 1 has a ``no_sync`` of its own from the be
 BY_MODULE = {True: ((2025, 6), (2026, 9)), False: ((2, 8), (2, 14))}
 """Likewise from Accelerate 1.8 until before 1.15, where FSDP 2 checkpoints each module of a block: utils/fsdp_utils.py,
 ``fsdp2_apply_ac``, wraps modules whose parent the policy names (d2e6b031), since 1.15 those that it names (#4172)."""
+CHUNKS_LOGITS = {True: (2026, 7), False: (5, 13)}
+"""Likewise after TRL 1.7 (2026-06-25), whose ``loss_type`` is chunked_nll by default and was nll before
+(trainer/sft_config.py); the version is Transformers'."""
 _ERA = re.compile(r"(core-)?v?(\d+)(?:[.-](\d+))?(?:[.-](\d+))?")
 
 
@@ -120,6 +123,20 @@ def checkpoints_modules(framework: str) -> bool:
     requested = _order(framework, era)[1:3]
     first, after = BY_MODULE[requested[0] > LAST_VERSION]
     return first <= requested < after
+
+
+def holds_logits(framework: str) -> bool:
+    """Whether SFT by TRL of a framework's era makes the logits of all tokens, unless Liger's loss takes its place.
+
+    >>> holds_logits("hf"), holds_logits("hf@5.17"), holds_logits("hf@4.57"), holds_logits("fsdp2@2026-06")
+    (False, False, True, True)
+    """
+    name, _, era = framework.partition("@")
+    if not _ERA.fullmatch(era):
+        return False
+    requested = _order(framework, era)[1:3]
+    by_month = requested[0] > LAST_VERSION
+    return (by_month or name == "hf") and requested < CHUNKS_LOGITS[by_month]
 
 
 def _like(known: str, requested: tuple[int, ...]) -> str:

@@ -191,9 +191,11 @@ HF = like(
     losses=losses.TRAINER,
     source="transformers 5.23 loss/loss_utils.py, integrations/moe.py; 5.0 modeling_utils.py: use_reentrant is False",
 )
+HF_50 = like(HF, "hf", losses=losses.TRAINER_50)
 HF_449 = like(
     HF,
     "hf",
+    losses=losses.TRAINER_449,
     optimizer_impl="foreach",  # adamw_torch
     reentrant=True,
     expert_loop=True,
@@ -222,7 +224,8 @@ HF_40 = like(
     HF_435, "hf", zeroes_gradients=True, source="transformers 4.26 trainer.py: model.zero_grad(), before torch 2.0"
 )
 
-HF_ERAS = {"hf": (("4.0", HF_40), ("4.27", HF_435), ("4.36", HF_445), ("4.46", HF_446), ("4.49", HF_449), ("5.0", HF))}
+HF_OLD = (("4.0", HF_40), ("4.27", HF_435), ("4.36", HF_445), ("4.46", HF_446), ("4.49", HF_449))
+HF_ERAS = {"hf": (*HF_OLD, ("5.0", HF_50), ("5.17", HF))}
 HF_RELEASED = {
     "4.0": "2020-11",
     "4.27": "2023-03",
@@ -230,6 +233,7 @@ HF_RELEASED = {
     "4.46": "2024-10",
     "4.49": "2025-02",
     "5.0": "2026-01",
+    "5.17": "2026-09",
 }
 """The months of the releases with which the eras begin (pypi.org/project/transformers), for an era given as a month."""
 

@@ -13,6 +13,55 @@ litgpt's have 128 rows, so that a sequence of 128k tokens is still exact.
 
 
 @dataclass(frozen=True)
+class Linear:
+    """Liger's cross entropy with the head in it: what it makes of the logits of one chunk of rows after another."""
+
+    steps: tuple[tuple[str, int], ...] = (("logits", 0),)
+    """A chunk's tensors in turn, by the names that are bound to them, each with its bytes: 0 for those of a product."""
+    lets_go: bool = False
+    """They are gone before the next chunk's product is made."""
+    sums_apart: bool = False
+    """The head's gradient of a chunk, and its fp32 copy, are tensors before they are added to that of all."""
+    source: str = ""
+    """The code that was read, with its version."""
+
+    def bindings(self, width: int) -> list[tuple[str, int]]:
+        """The tensors whose bytes are known, for a product of ``width`` bytes; a cast to the same width makes none.
+
+        >>> LIGER_03.bindings(2), LIGER_03.bindings(4)
+        ([('logits', 2), ('logits', 4), ('logits', 2), ('scaled', 2)], [('logits', 4), ('scaled', 4)])
+        """
+        known = [(name, size or width) for name, size in self.steps]
+        return [step for before, step in zip([None, *known], known, strict=False) if step != before]
+
+    def logit_bytes(self, width: int) -> int:
+        """Bytes that are held at most for each logit of a chunk, from the second chunk on.
+
+        >>> LIGER_03.logit_bytes(2), LIGER_05.logit_bytes(2), LIGER.logit_bytes(2)
+        (8, 4, 2)
+        """
+        held, most = dict[str, int](), 0
+        for _ in range(2):
+            for name, size in self.bindings(width):
+                most = max(most, sum(held.values()) + size)
+                held[name] = size
+            held = {} if self.lets_go else held
+        return most
+
+
+_LINEAR = "Liger-Kernel ops/fused_linear_cross_entropy.py"
+LIGER_03 = Linear(
+    (("logits", 0), ("logits", 4), ("logits", 0), ("scaled", 0)),
+    source=f"{_LINEAR} v0.3.1: float(), to(dtype), and a scaled copy of the gradient",
+)
+LIGER_05 = Linear(source=f"{_LINEAR} v0.5.10: in place, beside the logits of the chunk before")
+LIGER_06 = Linear(
+    sums_apart=True, source=f"{_LINEAR} v0.6.3 to v0.8.2: grad_weight += torch.mm(...).float(); Liger-Kernel#1232"
+)
+LIGER = Linear(lets_go=True, source=f"{_LINEAR} v0.8.3: one buffer of logits, gradients added by addmm in place")
+
+
+@dataclass(frozen=True)
 class Loss:
     """One way to compute the cross entropy of a head's logits."""
 
@@ -45,6 +94,8 @@ class Loss:
     """It holds those of the micro-batch before, until it is given the new ones."""
     observed: bool = False
     """Measured runs reserve one more fp32 generation of logits than tensors explain; the cause is not known."""
+    linear: Linear = LIGER
+    """What Liger of the same time puts in the place of this loss and the head."""
     frozen: Loss | None = None
     """How it is computed where the base is frozen, if otherwise."""
     source: str = ""
@@ -69,8 +120,8 @@ _NEW = "Transformers 5.23, loss/loss_utils.py: ForCausalLMLoss shifts the labels
 _TITAN = "torchtitan components/loss.py"
 _MEGATRON = "Megatron-LM core/tensor_parallel/cross_entropy.py"
 
-HF_445 = Loss("log-softmax", upcast="model", shifted_copy=True, by_class=True, source=_OLD)
-HF_446 = Loss("log-softmax", shifted_copy=True, source=_MIDDLE)
+HF_445 = Loss("log-softmax", upcast="model", shifted_copy=True, by_class=True, linear=LIGER_03, source=_OLD)
+HF_446 = Loss("log-softmax", shifted_copy=True, linear=LIGER_03, source=_MIDDLE)
 _CUSTOM = "fms-acceleration fused-ops-and-kernels, cross_entropy_loss.py: in place on the shifted fp32 copy"
 HF_445_IN_PLACE = Loss("in-place", upcast="model", shifted_copy=True, observed=True, source=_CUSTOM)
 HF_446_IN_PLACE = Loss("in-place", shifted_copy=True, observed=True, source=_CUSTOM)
@@ -117,3 +168,5 @@ TRAINER = {
     "fused-kernel": replace(HF_IN_PLACE, widened=True, source=_CAST + _RETURNED),
 }
 """The same under Accelerate's autocast, which DeepSpeed does without. The standard loss has room for the copy."""
+TRAINER_449 = {**TRAINER, "standard": replace(TRAINER["standard"], linear=LIGER_05)}
+TRAINER_50 = {**TRAINER, "standard": replace(TRAINER["standard"], linear=LIGER_06)}

@@ -8,7 +8,7 @@ from typing import Any
 from memcalc import catalog
 from memcalc.convert.config import JOB_KEYS, Config, Finding, Setting
 from memcalc.errors import ObjectiveError
-from memcalc.frameworks import checkpoints_modules, habits_of
+from memcalc.frameworks import checkpoints_modules, habits_of, holds_logits
 from memcalc.planner.defaults import te_kernel
 from memcalc.planner.request import check_words
 from memcalc.preflight.job import COMPARED, MergedJob
@@ -63,6 +63,7 @@ def merge(configs: Iterable[Config], given: Mapping[str, Any], dirs: tuple[str, 
     unscaled = set_precision(job)
     note_reductions(job)
     _by_module(job)
+    _of_all_tokens(job)
     _mismatches(job, configs)
     _trimmed(job)
     tell(job, _folder(job), dirs, [config.document.path.name for config in configs])
@@ -272,6 +273,13 @@ def _by_module(job: MergedJob) -> None:
             "about four times as much. Counted is 1.15; --framework fsdp2@2026-06 counts the older ones"
         )
         job.note("note", "MC104", "checkpoints_by_fsdp2", message, "upgrade accelerate to 1.15")
+
+
+def _of_all_tokens(job: MergedJob) -> None:
+    """The loss of an earlier TRL's SFT, as the Trainer has it: no file names the release that runs."""
+    if {"loss", "strategy.tiled_loss"} <= job.origins.keys() and holds_logits(str(job.options.get("framework") or "")):
+        job.options["loss"] = "fused-linear" if job.options.get("kernels") == "fused" else "standard"
+        job.settings["strategy.tiled_loss"] = False
 
 
 def _mismatches(job: MergedJob, configs: tuple[Config, ...]) -> None:

@@ -152,10 +152,14 @@ def made_in_forward(census: ModelOnGrid) -> Array:
 
     A loss in tiles makes them in its backward.
     """
+    return learned_head(census) * (census.grid.fixed.loss == "fused-linear" and not in_tiles(census.grid))
+
+
+def learned_head(census: ModelOnGrid) -> Array:
+    """Elements of the head's matrix where it is trained."""
     fixed = census.grid.fixed
     learns = fixed.adapters is None or "head" in fixed.also_train
-    here = fixed.loss == "fused-linear" and not in_tiles(census.grid) and learns
-    return np.asarray((census.head - model_count(census.model).final_norm) * here)
+    return np.asarray((census.head - model_count(census.model).final_norm) * learns)
 
 
 def whole(grid: Grid) -> Array:

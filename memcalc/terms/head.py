@@ -22,6 +22,7 @@ from memcalc.ledger import KEPT, Term
 from memcalc.specs.model import BlockGroup, Pattern
 from memcalc.terms.activations import add_all, full, groups_of, largest
 from memcalc.terms.every_k_blocks import forward_of_last
+from memcalc.terms.gradients import learned_head
 from memcalc.terms.pipeline import boundary
 from memcalc.terms.settings import COMPILED_LOSS, in_tiles, one_length
 from memcalc.trace.template import recorded, trace_head
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memcalc.formulas import Array
-    from memcalc.frameworks.losses import Loss
+    from memcalc.frameworks.losses import Linear, Loss
     from memcalc.grid import Grid
     from memcalc.specs.model import Model
     from memcalc.terms.model_on_grid import ModelOnGrid
@@ -137,39 +138,53 @@ def head_terms(census: ModelOnGrid) -> Iterator[Term]:
         left = largest([forward_of_last(a) for a in groups_of(census)]) * grid.is_last
         yield Term("activations", title, left, ("forward", "loss"), formula, BEST_FIT, inputs, hole=True)
     if grid.fixed.loss == "fused-linear" and census.model.vocab:
-        width = column([setting.compute for setting in census.settings], "precision")
-        if in_tiles(grid):
-            yield from tiled_terms(census, width)
-            return
-        chunk = fused_linear_loss_bytes(grid.tokens, census.model.vocab, census.model.hidden, width) * grid.is_last
-        liger = "Liger-Kernel ops/fused_linear_cross_entropy.py v0.5.0"
-        formula = "(w + 4) · V · c + w · T · h"
-        yield Term("activations", "loss in chunks of rows", chunk, ("forward", "loss"), formula, liger, inputs)
+        yield from tiled_terms(census) if in_tiles(grid) else chunked_terms(census)
+
+
+def chunked_terms(census: ModelOnGrid) -> Iterator[Term]:
+    """Liger's loss: a chunk of logits, beside the gradient of its input, which stays as that of the norm's output."""
+    grid, model, linear = census.grid, census.model, linear_of(census.grid)
+    settings, ends = census.settings, head_settings(census)
+    width, residual = (column([getattr(s, name) for s in settings], "precision") for name in ("compute", "residual"))
+    logit = column([linear.logit_bytes(setting.compute) for setting in settings], "precision")
+    apart = (width + 4) * linear.sums_apart * (learned_head(census) > 0)
+    cast = width * (column([end.weight for end in ends], "precision") > width)
+    each = logit, np.maximum(apart, cast)
+    chunk = fused_linear_loss_bytes(grid.tokens, model.vocab, model.hidden, residual, *each) * grid.is_last
+    inputs = {"T": grid.tokens, "V": model.vocab, "h": model.hidden, "q": logit, "u": each[1], "w": residual}
+    title, formula = "loss in chunks of rows", "V · (q · c + u · h) + w · T · h"
+    yield Term("activations", title, chunk, ("forward",), formula, linear.source, inputs, in_events=True)
+
+
+def linear_of(grid: Grid) -> Linear:
+    """What Liger of the framework's time does."""
+    return grid.habits.losses["standard"].linear
 
 
 TILED = "TRL 1.16 kernels/chunked_logprob.py (ChunkedLogProbFunction), trainer/utils.py (add_fused_lm_head)"
 
 
-def tiled_terms(census: ModelOnGrid, width: Array) -> Iterator[Term]:
+def tiled_terms(census: ModelOnGrid) -> Iterator[Term]:
     """TRL's loss: a tile of logits in each pass, in backward beside fp32 gradients of head and hidden states.
 
     Backward of the final norm comes after it, when the tile is gone: of both the larger one counts.
     """
     grid, vocab, last = census.grid, census.model.vocab, census.grid.is_last
+    width = column([setting.compute for setting in census.settings], "precision")
     hidden = census.model.embedding_dim or census.model.hidden
     weight = column([setting.weight for setting in head_settings(census)], "precision")
     copies = tiled_cast_bytes(grid.tokens, vocab, hidden, width) * (weight > width)
     inputs = {"n": grid.tokens, "V": vocab, "h": hidden, "w": width}
     tile = (tiled_log_prob_bytes(grid.tokens, vocab, 0, width, 0) + copies) * last
     title, formula = "loss in tiles", "32768 · w · min(n, 4096) + casts"
-    yield Term("activations", title, tile, ("forward",), formula, TILED, inputs)
+    yield Term("activations", title, tile, ("forward",), formula, TILED, inputs, in_events=True)
     trained = grid.fixed.adapters is None
     gradient = np.where(weight == 2, 6, 4) * trained
     height = (tiled_log_prob_bytes(grid.tokens, vocab, hidden, width, gradient) + copies) * last + head_kept(census)
     later = over_vocabularies(census, "backward_peaks")
     bytes_ = np.maximum(height - later, weight * vocab * hidden * trained * last)
     formula = "tile + h · (V · g + 8 · n) + kept by the final norm - its backward"
-    yield Term("activations", title, bytes_, ("loss",), formula, TILED, inputs)
+    yield Term("activations", title, bytes_, ("loss",), formula, TILED, inputs, in_events=True)
 
 
 def loss_source(grid: Grid) -> str:

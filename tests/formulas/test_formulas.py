@@ -164,6 +164,8 @@ NEITHER = {
     # gradients are reduced in more bytes than parameters are gathered in, or in fewer
     ("communication.zero_bytes", "stage"),
     # padded to a whole number of rows, and to fewer chunks where the model is wide
+    ("activations.chunk_rows", "vocab"),
+    ("activations.chunk_rows", "hidden"),
     ("activations.fused_linear_loss_bytes", "vocab"),
     ("activations.fused_linear_loss_bytes", "hidden"),
     # the padding depends on the remainder

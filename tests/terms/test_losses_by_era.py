@@ -10,8 +10,11 @@ import pytest
 
 import memcalc
 from memcalc import api, catalog
+from memcalc.allocator import replay
 from memcalc.convert.huggingface import from_huggingface
-from memcalc.frameworks import habits_of
+from memcalc.events.log import Log
+from memcalc.events.passing import INPUT, WEIGHT, Chunked
+from memcalc.frameworks import habits_of, losses
 from memcalc.runs import read_runs
 from memcalc.specs.block import Norm
 from memcalc.specs.model import Tail
@@ -146,7 +149,7 @@ def returned_height(loss: str, *, autocast: bool) -> float:
     A function that keeps its logits stands in for Liger's, which writes the gradient over them.
     """
     torch, operations = pytest.importorskip("torch"), pytest.importorskip("accelerate.utils.operations")
-    losses = pytest.importorskip("transformers.loss.loss_utils")
+    transformers = pytest.importorskip("transformers.loss.loss_utils")
     from memcalc.probe.live.saved import Where
     from memcalc.probe.live.timeline import Timeline
 
@@ -163,7 +166,7 @@ def returned_height(loss: str, *, autocast: bool) -> float:
 
     def forward() -> dict[str, Any]:
         logits = torch.nn.functional.linear(x, weight)
-        return {"loss": losses.ForCausalLMLoss(logits, labels, vocab), "logits": logits}
+        return {"loss": transformers.ForCausalLMLoss(logits, labels, vocab), "logits": logits}
 
     run = operations.convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(forward)) if autocast else forward
     with pytest.MonkeyPatch.context() as patch:
@@ -207,3 +210,98 @@ def test_the_heads_gradient_is_made_in_forward_by_one_loss_and_in_backward_by_th
         for tiled in (False, True)
     }
     assert made == {False: 151_936 * 1536, True: 0}
+
+
+def heights(steps: int, *, copies: bool, apart: bool, lets_go: bool, wide: bool) -> float:
+    """Return the height of Liger's forward in bytes for each weight of the head, as PyTorch runs its operators.
+
+    A head of 32 columns, and a vocabulary of which a chunk has 32 rows: a logit counts as much as a weight.
+    """
+    torch = pytest.importorskip("torch")
+    from memcalc.probe.live.saved import Where
+    from memcalc.probe.live.timeline import Timeline
+
+    vocab, hidden, rows = 65_536, 32, 32
+
+    class Linear(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            """The operators of ops/fused_linear_cross_entropy.py, by release; the kernel itself allocates nothing."""
+            at_input, at_head = torch.zeros_like(x), torch.zeros_like(weight)
+            for start in range(0, len(x), rows):
+                chunk = x[start : start + rows]
+                logits = chunk @ weight.t()
+                if copies:
+                    logits = logits.float()
+                    logits = logits.to(torch.bfloat16)
+                    scaled = logits * 0.5
+                gradient = scaled if copies else logits
+                at_input[start : start + rows] = gradient @ weight
+                if apart:
+                    at_head += torch.mm(gradient.t(), chunk).float()
+                if lets_go:
+                    del logits, gradient
+            ctx.save_for_backward(at_input, at_head)
+            return x.new_zeros(())
+
+    dtype = torch.float32 if wide else torch.bfloat16
+    x = torch.zeros(steps * rows, hidden, dtype=dtype)
+    weight = torch.nn.Parameter(torch.zeros(vocab, hidden, dtype=dtype))
+    with Timeline(Where(torch.nn.Module(), [])) as line, torch.autocast("cpu", torch.bfloat16):
+        Linear.apply(x, weight)
+    return max(event.live for event in line.events) / (vocab * hidden) - (4 if wide else 2)
+
+
+RELEASES = [
+    # what the release does, and how it is counted: bytes of a logit, and of a weight of the head beside its gradient
+    ("LIGER_03", {"copies": True}),
+    ("LIGER_05", {}),
+    ("LIGER_06", {"apart": True}),
+    ("LIGER", {"lets_go": True}),
+]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("release", "does"), RELEASES)
+def test_the_height_of_ligers_loss_by_release(release: str, does: dict[str, bool], *, wide: bool) -> None:
+    """The events that are written of it are as high, in bytes for each weight of the head, as the code of the time."""
+    linear = getattr(losses, release)
+    vocab, hidden, rows = 65_536, 32, 32
+    weight = 4 if wide else 2
+    told = Chunked(3 * rows, vocab, hidden, 2, 3 * rows * hidden * weight, vocab * hidden, weight, linear)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memcalc.events.passing.chunk_rows", lambda *_: rows)
+        log = Log()
+        stays = told.forward(log)
+    from_code = {"copies": False, "apart": False, "lets_go": False} | does
+    head = vocab * hidden
+    assert replay(log.events).peak_requested / head == pytest.approx(heights(3, wide=wide, **from_code), abs=0.02)
+    assert {name: key > 0 for name, key in stays.keys.items() if key} == {INPUT: True, WEIGHT: True}
+
+
+def test_a_loss_in_chunks_by_the_release_of_its_time() -> None:
+    """Liger 0.6.3 to 0.8.2 made a chunk's gradient of the whole head, and its fp32 copy: Liger-Kernel#1232."""
+    chunk = {}
+    for framework in ("hf@4.45", "hf@4.57", "hf@5.12", "hf"):
+        answer = memcalc.estimate(
+            model="llama-3-8b", gpu="h200", gpus=1, framework=framework, precision="bf16", seq_len=8192, micro_batch=1,
+            loss="fused-linear", recompute="full", optimizer_impl="fused", advice=False,
+        )  # fmt: skip
+        chunk[framework] = sum(term.bytes for term in answer.terms if term.name == "loss in chunks of rows")
+    vocab, hidden, rows, given = 128_256, 4096, 256, 2 * 8192 * 4096
+    logits = vocab * rows
+    assert chunk["hf@4.45"] == 8 * logits + given
+    assert chunk["hf@4.57"] == 4 * logits + given
+    assert chunk["hf"] == 2 * logits + given
+    assert chunk["hf@5.12"] - chunk["hf@4.57"] == 6 * vocab * hidden  # its issue says 3 GB
+
+
+def test_what_losses_with_the_head_in_them_reserve_as_it_was_measured() -> None:
+    """On an H200, where a lump in their place left out 2 to 4%, and whole gradients that stay until backward ends."""
+    rows = {
+        "liger-llama1b-bf16w-gc-4x4096": 0.002, "sft-llama1b-fp32w-liger-4x2048": 0.002,
+        "sft-qwen3-4b-bf16w-2x4096": 0.005, "sft-qwen05b-fp32w-8x1024": 0.025,
+    }  # fmt: skip
+    runs = {run.id.partition("/")[2]: run for run in read_runs([str(RUNS / "trainers-h200.toml")]).run}
+    for name, most in rows.items():
+        assert predict(runs[name]).peak.reserved == pytest.approx(runs[name].measured.reserved, rel=most), name

@@ -624,3 +624,22 @@ def test_what_is_written_trains(strategy: dict[str, Any], tmp_path: Path, monkey
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert "'train_loss'" in ran.stdout + ran.stderr
+
+
+def test_an_earlier_trl_holds_the_logits_of_all_tokens() -> None:
+    """TRL 1.6 and earlier, trainer/sft_config.py: nll is the default of `loss_type`; Liger replaces it by its own."""
+    losses = {}
+    for era in ("hf", "hf@5.12", "hf@4.57"):
+        for liger in (False, True):
+            told: dict[str, Any] = {"framework": era, "gpus": 1, "kernels": "fused" if liger else "model"}
+            plan = check("trainer/sft_full.yaml", **told).strategy
+            losses[era, liger] = plan.loss, plan.tiled_loss
+    newest = [losses.pop(("hf", liger)) for liger in (False, True)]
+    assert newest == [("fused-linear", True)] * 2
+    assert losses == {
+        (era, liger): ("fused-linear" if liger else "standard", False)
+        for era in ("hf@5.12", "hf@4.57")
+        for liger in (False, True)
+    }
+    own = check("trainer/sft_full.yaml", framework="hf@4.57", gpus=1, loss="fused-kernel")
+    assert own.strategy.loss == "fused-kernel"
