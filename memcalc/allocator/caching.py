@@ -24,15 +24,16 @@ from memcalc.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_KINDS = ("alloc", "free", "mark", "record", "sync", "empty")
+_KINDS = ("alloc", "free", "mark", "record", "drop", "sync", "empty")
 
 
 class Event(NamedTuple):
     """One thing that happens to the allocator; `replay` takes the plain 5-tuple as well, which is faster to make.
 
     ``kind`` is one of ``alloc`` (`key`, `size`, `stream`), ``free`` (`key`), ``mark`` (`name`: a phase begins),
-    ``record`` (`key`, `stream`: ``Tensor.record_stream``, another stream uses the block), ``sync`` (`stream`: that
-    stream has done what was put on it, blocks freed meanwhile come back) and ``empty`` (``torch.cuda.empty_cache``).
+    ``record`` (`key`, `stream`: ``Tensor.record_stream``, another stream uses the block), ``drop`` (the same, and it is
+    freed at once; its ``free`` follows after ``sync``), ``sync`` (`stream`: that stream has done what was put on it,
+    blocks freed meanwhile come back) and ``empty`` (``torch.cuda.empty_cache``).
     `key` names an allocation and may be used again after its free; `size` is the bytes requested; unused fields are 0.
     """
 
@@ -169,6 +170,8 @@ class _Allocator:
             self.begin(name)
         elif kind == "record":
             self.record(key, stream)
+        elif kind == "drop":
+            self.drop(key, stream)
         elif kind == "sync":
             self.sync(stream)
         elif kind == "empty":
@@ -218,6 +221,13 @@ class _Allocator:
         block = self.live[key]
         if block is not None and block[0].stream != stream:
             self.users.setdefault(key, set()).add(stream)
+
+    def drop(self, key: int, stream: int) -> None:
+        """Free a block that another stream uses: it waits until that stream is done, or the device is full."""
+        block, self.live[key] = self.live[key], None
+        if block is not None:
+            self.allocated -= block[2] - block[1]
+            self.waiting.append(({stream}, block))
 
     def sync(self, stream: int) -> None:
         """Return the freed blocks that waited for this stream alone (`process_events`)."""

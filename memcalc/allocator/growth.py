@@ -36,8 +36,9 @@ innermost loop of a plan."""
 def reserved_up_to(events: Iterable[tuple[str, int, int, int, str]], most: int) -> int | None:
     """What :func:`memcalc.allocator.replay` reserves over ``events``; None as soon as that is above ``most`` [bytes].
 
-    The events are ``alloc`` of more than nothing, ``free`` and ``mark``, segments are of the usual sizes and do not
-    grow. ``most`` is at most what the device has, so that the allocator never gives back what it caches.
+    The events are ``alloc`` of more than nothing, ``free``, ``mark``, and ``drop`` and ``sync``, before whose ``free``
+    no other has a block's memory in any case. Segments are of the usual sizes and do not grow. ``most`` is at most what
+    the device has, so that the allocator never gives back what it caches.
 
     >>> events = [("alloc", 1, 3 * 2**20, 0, ""), ("alloc", 2, 700, 0, ""), ("free", 1, 0, 0, "")]
     >>> reserved_up_to(events, 2**30) // 2**20, reserved_up_to(events, 2**20)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memcalc.trace.template import Template
 
 Event = tuple[str, int, int, int, str]
-"""Kind (alloc, free or mark), key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
+"""Kind, key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
 COMPUTE, GATHER, REDUCE, CONTEXT = 0, 1, 2, 3
 """The streams."""
 STREAMS = {"compute": COMPUTE, "all-gather": GATHER, "reduce-scatter": REDUCE}
@@ -48,6 +48,15 @@ class Log:
         for key in keys:
             self.free(key)
         keys.clear()
+
+    def pass_through(self, sizes: list[int], stream: int, name: str) -> None:
+        """Tensors of which each is freed while a stream still has it, which comes to its end after the last of them."""
+        keys = []
+        for size in sizes:
+            keys.append(self.alloc(size, COMPUTE, name))
+            self.events.append(("drop", keys[-1], 0, stream, ""))
+        self.events.append(("sync", 0, 0, stream, ""))
+        self.free_all(keys)
 
     def mark(self, phase: str) -> None:
         """A phase begins."""

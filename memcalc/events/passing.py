@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memcalc.events.log import COMPUTE, STREAMS, Log, Names
-from memcalc.events.stage import Stage, in_shares, melts, weights_of
+from memcalc.events.log import COMPUTE, REDUCE, STREAMS, Log, Names
+from memcalc.events.stage import Stage, filled, in_shares, melts, weights_of
 from memcalc.formulas.activations import TILE_TOKENS, TILE_VOCAB, chunk_rows
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
@@ -18,6 +18,7 @@ from memcalc.terms.moments import updated_elements
 from memcalc.terms.settings import in_tiles
 from memcalc.terms.states import in_one_buffer, offloaded_states
 from memcalc.terms.zero import FP32_GRADIENTS, era, steps_at_start
+from memcalc.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from memcalc.trace.tape import Record
 
 
+BROADCAST_BUCKET = 250 * MIB
 ENOUGH = 3
 """Chunks after which the next ones find the memory that those before have left, and so reserve nothing."""
 INPUT, WEIGHT = "gradient of the head's input", "gradient of the head"
@@ -190,7 +192,21 @@ class PassingTerms(Stage):
         for term in there:
             if term.with_model == (term.component == "optimizer"):
                 self._split(term)
+        self._broadcast(sum(self.scalar(term.bytes) for term in self._terms() if term.component == "parameters"))
         self.log.alloc(self.kept_gradients, COMPUTE, "gradients")
+
+    def _broadcast(self, total: int) -> None:
+        """DDP's first broadcast of the weights, in flat copies: two at a time, and yet none has another's memory.
+
+        Each is freed while the communication's stream still has it (``recordStream``), of which the host runs ahead.
+        A full card waits for that stream.
+        Source: torch/csrc/distributed/c10d/comm.cpp (``broadcast_coalesced``) and ProcessGroupNCCL.cpp of 2.4 to 2.7,
+        nn/parallel/distributed.py (``broadcast_bucket_size``); since 2.8 tensors wait on the host (pytorch#148590).
+        """
+        habits = self.grid.habits
+        if habits.broadcasts_ahead and (habits.gradient_copy or self.scalar(self.grid.copied_gradients)):
+            sizes = filled(in_shares(total, self.shares), BROADCAST_BUCKET)
+            self.log.pass_through(sizes, REDUCE, "flat copies of the weights")
 
     def _is_early(self, term: Term) -> bool:
         """Whether a state of the optimizer is there before the first step."""

@@ -206,6 +206,7 @@ HF_449 = like(
 HF_446 = like(
     HF_449,
     "hf",
+    broadcasts_ahead=True,  # PyTorch 2.5
     in_place_kernels=("norms",),  # as in its loss: fms-acceleration's, which leave the MLP to the class
     losses={**losses.HUGGING_FACE, "standard": losses.HF_446, "fused-kernel": losses.HF_446_IN_PLACE},
     source=losses.HF_446.source,
@@ -259,4 +260,8 @@ DDP = like(
     source="torch/nn/parallel/distributed.py, torch 2.13",
 )
 
-PLAIN_ERAS = {"plain": (("2.4", PLAIN),), "ddp": (("2.4", DDP),)}
+DDP_24 = like(
+    DDP, "ddp", broadcasts_ahead=True,
+    source="torch/csrc/distributed/c10d/comm.cpp, ProcessGroupNCCL.cpp (recordStream), torch 2.4 to 2.7",
+)  # fmt: skip
+PLAIN_ERAS = {"plain": (("2.4", PLAIN),), "ddp": (("2.4", DDP_24), ("2.8", DDP))}

@@ -158,8 +158,7 @@ class Habits:
     zero_optimizer: Zero | None = None
     """DeepSpeed's ZeRO; None elsewhere."""
     pipeline_engine: str = "none"
-    """DeepSpeed's pipeline engine runs the model: `pipelines`, where there are several stages; `always`
-    (Megatron-DeepSpeed of 2021 and 2022)."""
+    """DeepSpeed's pipeline engine: `pipelines`, if it has several stages; `always` (Megatron-DeepSpeed to 2022)."""
     gradients_follow_optimizer: bool = False
     """With an offloaded optimizer, gradient shards go to the host as they are reduced (DeepSpeed, stages 2 and 3)."""
     offload_streams: bool = False
@@ -168,11 +167,12 @@ class Habits:
     """Bucket buffers hold a second copy of all gradients (DDP without ``gradient_as_bucket_view``)."""
     wraps_replicas: bool = False
     """Several ranks that share no state are wrapped in DDP, whose buckets are such a copy."""
+    broadcasts_ahead: bool = False
+    """DDP's first broadcast leaves a cache as large as the weights (PyTorch before 2.8)."""
     narrow_gradients: bool = False
     """Gradients are added up and reduced in 16 bits where ``reduce_dtype`` says so (Megatron)."""
     own_main_weights: bool = False
-    """Under 8-bit recipes other than delayed, fp32 main weights stay with Megatron-LM's own optimizer, whatever the
-    precision-aware one holds (core 0.13 and later)."""
+    """Under 8-bit recipes other than delayed, fp32 main weights stay with Megatron-LM's own optimizer (core 0.13)."""
     persistent_gradients: bool = False
     """One contiguous gradient buffer lives all the time (Megatron)."""
     adds_gradients: bool = False

@@ -57,7 +57,7 @@ class Recorder:
             component = self.component(name)
             self._alive[key] = component, size
             self.live[component] += size
-        else:
+        elif kind == "free":
             component, size = self._alive.pop(key)
             self.live[component] -= size
         if self._records:

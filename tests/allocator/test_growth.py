@@ -63,3 +63,19 @@ def test_segments_that_grow_have_the_room_of_the_card(events: list[tuple[str, in
     mapped = mapped_up_to(events, room * MIB, room * MIB)
     assert (mapped is None) == (on_card.retries > 0)
     assert mapped is None or mapped == on_card.peak_reserved
+
+
+def test_blocks_that_another_stream_still_has_are_not_there_for_others() -> None:
+    """As of a broadcast whose copies are freed at once; a full device waits for the stream, and has them back."""
+    events = [Event("alloc", 1, 50 * MIB)]
+    for key in (2, 3):
+        events += [Event("alloc", key, 50 * MIB), Event("drop", key, stream=1)]
+    events += [Event("sync", stream=1), Event("free", 2), Event("free", 3), Event("alloc", 4, 50 * MIB)]
+    played = replay(events)
+    assert (played.peak_reserved, played.peak_allocated) == (150 * MIB, 100 * MIB)
+    assert reserved_up_to(events, 150 * MIB) == 150 * MIB
+    assert mapped_up_to(events, 200 * MIB, 200 * MIB) == replay(events, expandable=True).peak_reserved == 160 * MIB
+    full = replay(events, capacity=100 * MIB)
+    assert full.out_of_memory is None
+    assert (full.peak_reserved, full.retries) == (100 * MIB, 1)
+    assert replay([event for event in events if event.kind == "alloc"], capacity=100 * MIB).out_of_memory is not None
