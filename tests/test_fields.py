@@ -458,7 +458,7 @@ CHOICES = {
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
         "calls_sdpa",
         "attention_library", "evaluation_cache", "evaluation_logits", "reduces_as", "autocast_over_shards", "lora_rank",
-        "ends_in_split", "pipeline_keeps_weights", "unsharded_alone",
+        "ends_in_split", "pipeline_keeps_weights", "unsharded_alone", "broadcasts_ahead",
     },
     "BlockConfig": {"windowed", "gathered_input_saved"},
     "GPU": {"name", "vendor", "nvidia_smi_bytes", "nvlink_bytes_per_s", "gpus_per_node", "flash_attention"},
@@ -467,7 +467,7 @@ CHOICES = {
 """Fields that decide before a figure is computed, and so move none of a job whose defaults are resolved: which layouts,
 kernels and settings exist, what is the default, what is refused (each has tests of its own); and those of a model's
 order, of recorded modules, counted blocks and windows, whose effect :mod:`test_patterns` and the tests of modules
-hold."""
+hold; and DDP's broadcast, of which the allocator alone has something."""
 
 
 def total(array: Any) -> float:

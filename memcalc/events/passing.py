@@ -99,25 +99,25 @@ class Tiled(Chunked):
         """Write forward and return what stays: the hidden states of tokens with a label, put together."""
         names = Names(log)
         names.bind("scored hidden states", self.given)
-        self._tiles(names, kept=False)
+        self._tiles(names, in_backward=False)
         names.drop("tile", "hidden states, cast")
         return names
 
-    def _tiles(self, names: Names, *, kept: bool) -> None:
+    def _tiles(self, names: Names, *, in_backward: bool) -> None:
         rows, columns = min(self.tokens, TILE_TOKENS), min(self.vocab, TILE_VOCAB)
         names.bind("tile", rows * TILE_VOCAB * self.width)
         for _ in range(min(-(-self.tokens // rows), ENOUGH)):
             names.bind("hidden states, cast", rows * self.hidden * self.width * self.is_cast)
             for _ in range(min(-(-self.vocab // columns), ENOUGH)):
                 names.bind("head, cast", columns * self.hidden * self.width * self.is_cast)
-                names.drop(*["head, cast"] * (not kept))
+                names.drop(*["head, cast"] * (not in_backward))
 
     def backward(self, names: Names) -> tuple[int, int]:
         """The same, as copies in the widths of hidden states and head; then back to all tokens and positions."""
         wide = self.tokens * self.hidden * 4
         names.bind("fp32 input", wide)
         names.bind("fp32 weight", self.learned * 4)
-        self._tiles(names, kept=True)
+        self._tiles(names, in_backward=True)
         names.bind(INPUT, self.given * (self.given < wide))
         names.bind(WEIGHT, self.learned * self.weight * (self.weight < 4))
         weight = names.take(WEIGHT) or names.take("fp32 weight")

@@ -40,12 +40,12 @@ class Linear:
         >>> LIGER_03.logit_bytes(2), LIGER_05.logit_bytes(2), LIGER.logit_bytes(2)
         (8, 4, 2)
         """
-        held, most = dict[str, int](), 0
+        alive, most = dict[str, int](), 0
         for _ in range(2):
             for name, size in self.bindings(width):
-                most = max(most, sum(held.values()) + size)
-                held[name] = size
-            held = {} if self.lets_go else held
+                most = max(most, sum(alive.values()) + size)
+                alive[name] = size
+            alive = {} if self.lets_go else alive
         return most
 
 
