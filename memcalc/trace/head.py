@@ -82,7 +82,9 @@ def _logits(
         before.clear()
     if scaled:
         logits = ops.plain(tape, logits, "logits, scaled")
-    return ops.softcap(tape, logits, "logits") if softcap else logits
+    made = [logits]
+    del logits
+    return ops.softcap(tape, made, "logits") if softcap else made.pop()
 
 
 def cross_entropy(

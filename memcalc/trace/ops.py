@@ -119,9 +119,14 @@ def shifted(tape: Tape, x: Tensor, name: str, *, in_place: bool = False) -> Tens
     return tape.record(out, [x], lambda grads: [grads[0]])
 
 
-def softcap(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """``tanh(x / cap) * cap``."""
-    return plain(tape, saves_output(tape, plain(tape, x, f"{name}, divided"), f"{name}' tanh"), f"{name}, capped")
+def softcap(tape: Tape, given: list[Tensor], name: str) -> Tensor:
+    """``x / cap``, its ``tanh``, and that times the cap: one variable, so that each lets go of what it was made of.
+
+    ``given`` has x alone, and is emptied. Source: Transformers 5.24 ``models/gemma2/modeling_gemma2.py``.
+    """
+    x = plain(tape, given.pop(), f"{name}, divided")
+    x = saves_output(tape, x, f"{name}' tanh")
+    return plain(tape, x, f"{name}, capped")
 
 
 def mul(tape: Tape, a: Tensor, b: Tensor, name: str) -> Tensor:

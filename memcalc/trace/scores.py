@@ -219,7 +219,9 @@ def written_out(
     if spec.scores_bias != "in-product":
         scores = ops.plain(tape, scores, f"{prefix}attention scores, scaled")
     if spec.softcap:
-        scores = ops.softcap(tape, scores, f"{prefix}attention scores")
+        uncapped = [scores]
+        del scores
+        scores = ops.softcap(tape, uncapped, f"{prefix}attention scores")
     if spec.scores_bias in ("added", *BIASES):
         scores = ops.shifted(tape, scores, f"{prefix}attention scores with their bias")
     unmasked = scores
