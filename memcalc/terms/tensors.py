@@ -56,7 +56,7 @@ class Matrix:
         return self.count * self.inputs * self.outputs
 
 
-UNDIVIDED = ("q_a", "kv_a")
+WHOLE = ("q_a", "kv_a")
 """Matrices that tensor parallelism does not divide: latent attention's down projections."""
 
 
@@ -76,7 +76,7 @@ def elements_of(block: Block) -> tuple[int, int, int]:
     """A block's weights that are quantised: those that TP divides, those that it does not, and routed experts'."""
     matrices = [matrix for matrix in block_matrices(block) if matrix.target != "router"]
     routed = sum(matrix.elements for matrix in matrices if matrix.routed)
-    replicated = sum(matrix.elements for matrix in matrices if matrix.target in UNDIVIDED)
+    replicated = sum(matrix.elements for matrix in matrices if matrix.target in WHOLE)
     return sum(matrix.elements for matrix in matrices) - routed - replicated, replicated, routed
 
 
