@@ -725,11 +725,10 @@ def test_a_reward_model_whose_path_a_run_knows_is_not_left_out(tmp_path: Path) -
     assert given["reward_model"] == "llama-3-8b"
 
 
-def test_a_reward_model_in_an_engine_of_its_own_is_told(tmp_path: Path) -> None:
+def test_a_reward_model_in_an_engine_of_its_own_has_no_verdict(tmp_path: Path) -> None:
     text = VERL.rstrip() + " reward_model.enable=True reward_model.use_reward_loop=True reward_model.model.path=a/b\n"
-    assert "reward_model" not in words(tmp_path, "run.sh", text)
-    answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
-    assert any("a reward model in an engine of its own" in text for text in answer.warnings)
+    with pytest.raises(ObjectiveError, match="judges by a reward model in an engine of its own"):
+        words(tmp_path, "run.sh", text)
 
 
 @pytest.mark.parametrize("module", ["recipe.sppo.main_sppo", "recipe.spin.main_spin", "my.train_agent"])

@@ -324,17 +324,18 @@ def _critic(reader: ConfigReader) -> None:
             f"{reader.document.path.name} trains a second model as its reward (PRIME, reward_model): "
             "memcalc has no figures for this."
         )
-    if reader.flag("reward_model.enable") and not reader.flag("reward_model.use_reward_loop"):
+    if reader.flag("reward_model.enable") and reader.flag(key := "reward_model.use_reward_loop"):
+        raise ObjectiveError(
+            f"{reader.document.path.name} judges by a reward model in an engine of its own ({key}): not counted."
+        )
+    if reader.flag("reward_model.enable"):
         variable = reader.document.unknown.get(split_key(key := "reward_model.model.path"), "")
         if reader.has(key):
             reader.set("rl.reward_model", reader.text(key), key)
         else:
             reader.ask("rl.reward_model", key, variable or "-", "" if variable else "is not set")
         reader.not_counted(KEYS.tables["of_judges"])
-    elif reader.flag("reward_model.enable"):
-        reader.not_modelled({"reward_model.use_reward_loop": "a reward model in an engine of its own"})
-        reader.harmless("reward_model.")
-    elif not reader.flag("reward_model.enable"):
+    else:
         reader.harmless("reward_model.")
 
 
