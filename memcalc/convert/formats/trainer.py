@@ -45,9 +45,7 @@ from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_idle, 
 KEYS = key_table("trainer")
 TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
 _SCRIPT_DTYPES, _ATTENTION = KEYS.tables["dtypes"], KEYS.tables["attention"]
-_OF_LORA = (
-    "lora_r", "lora_rank", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
-)  # fmt: skip
+_OF_LORA = "lora_r lora_rank lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save".split()
 _FOUR = ("load_in_4bit", "use_4bit_quantization")
 _EIGHT = ("load_in_8bit", "use_8bit_quantization")
 _NESTED = ("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant")
