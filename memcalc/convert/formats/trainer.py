@@ -45,7 +45,6 @@ from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_idle, 
 KEYS = key_table("trainer")
 TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
 _SCRIPT_DTYPES, _ATTENTION = KEYS.tables["dtypes"], KEYS.tables["attention"]
-_OF_LORA = "lora_r lora_rank lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save".split()
 _FOUR = ("load_in_4bit", "use_4bit_quantization")
 _EIGHT = ("load_in_8bit", "use_8bit_quantization")
 _NESTED = ("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant")
@@ -338,7 +337,7 @@ def _adapters(reader: ConfigReader) -> bool:
     if not any(reader.flag(key) for key in switches):
         switched = any(reader.has(key) for key in switches) or reader.document.data.get("train_mode") == "full"
         if switched or not ranks:
-            reader.harmless(*_OF_LORA)
+            reader.harmless(*KEYS.lists["of_lora"])
             if four or eight:
                 message = "a quantized base is trained with adapters: without them its weights stay as they are"
                 reader.note("warning", "MC002", narrow, message, "use_peft true")
