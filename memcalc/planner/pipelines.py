@@ -235,11 +235,10 @@ def _check_experts(layout: Layout, expert_tp: int) -> None:
         allowed = f"ep x etp must be a divisor of dp x cp x tp{part} = {ranks * layout.tp}"
         raise CombinationError("ep", layout.ep, allowed)
     if not expert_tp and ranks % layout.ep:
-        every = (
-            ranks * layout.tp
-        )  # Megatron-LM d98e8a64 core/parallel_state.py: experts have a grid of ranks of their own
-        whole = f"; of {every} where no expert is split: --set strategy.etp=1" if every % layout.ep == 0 else ""
-        raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp{part} = {ranks}{whole}")
+        # Megatron-LM d98e8a64 core/parallel_state.py: experts have a grid of ranks of their own
+        of_all = ranks * layout.tp
+        instead = "" if of_all % layout.ep else f"; of {of_all} where no expert is split: --set strategy.etp=1"
+        raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp{part} = {ranks}{instead}")
 
 
 def splitting_experts(layouts: Iterable[Layout], expert_tp: int) -> list[Layout]:

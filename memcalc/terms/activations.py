@@ -334,23 +334,22 @@ class GroupActivations:
         untreated = self.over("forward_peaks", untreated=True) - self.whole_block
         return np.where(self.is_treated == 1, treated, untreated) * self.exists
 
-    @cached_property
-    def in_order(self) -> tuple[Array, Array, Array]:
+    def in_order(self, here: Array) -> tuple[Array, Array, Array]:
         """The three of them beyond what stands before it (forward, last block) or comes after it (first block).
 
         Of several kinds of blocks only one stands last, or first: where the last one of another kind runs, those behind
         it keep nothing yet, or nothing any more and have left gradients; where its first one runs backward, those
-        before it keep what they do, and have no gradients yet.
+        before it keep what they do (``here``: 1, and 0 where that is on the host), and have no gradients yet.
         """
         stack = self.stack
         if stack is None:
             return self.forward, self.last, self.first
-        after, between = stack.kept(behind(self.index)), stack.left(from_first(self.index))
-        before = [stack.left(ahead(self.index, skipped)) for skipped in (0, 1)]
+        after, between = stack.kept(behind(self.index)) * here, stack.left(from_first(self.index), here)
+        before = [stack.left(ahead(self.index, skipped), here) for skipped in (0, 1)]
         # Memory falls or rises by as much with each pattern: its first or its last block of a kind needs most
         most = (between <= 0) | (stack.number(self, from_start(0, 1)) == 1)
         first = (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
-        return self.forward - after, self.last - stack.left(behind(self.index)), first
+        return self.forward - after, self.last - stack.left(behind(self.index), here), first
 
     @cached_property
     def exists(self) -> Array:

@@ -22,6 +22,7 @@ from memcalc.terms.gradients import (
     whole_gradient_terms,
 )
 from memcalc.terms.head import head_terms, held_terms, prediction_terms, shared_terms
+from memcalc.terms.order import from_end
 from memcalc.terms.pipeline import SPLIT, in_flight, waiting_logits
 from memcalc.terms.states import state_terms
 from memcalc.trace.template import recorded
@@ -139,12 +140,11 @@ def activation_terms(census: ModelOnGrid, *, detail: bool) -> Iterator[Term]:
                 in_events=True,
             )
     if np.any(here == 0):
-        transit = 2 * largest([np.where(a.field("whole") > 0, a.whole_block, a.treated_block) for a in groups])
-        moving = transit * grid.offloaded("activations")
+        moving = largest([on_their_way(a) for a in groups]) * grid.offloaded("activations")
         title = "blocks on their way to and from the host"
         yield Term("activations", title, moving, KEPT, "2 · kept of one block", INVENTORY, in_events=True)
     yield from entry_terms(census, groups, flight)
-    yield from working_sets(groups)
+    yield from working_sets(groups, here)
     split = grid.runs(*SPLIT)
     several = (flight > 1) | split
     if np.any(several):
@@ -160,6 +160,14 @@ def activation_terms(census: ModelOnGrid, *, detail: bool) -> Iterator[Term]:
     yield from mask_terms(census, flight)
 
 
+def on_their_way(activations: GroupActivations) -> Array:
+    """What two neighbours keep: the one that runs at the end, which a policy may treat, and the one before it."""
+    if activations.stack is not None:
+        return activations.stack.kept(from_end(1)) + activations.stack.kept(from_end(2))
+    before = np.where(activations.field("whole") > 0, activations.whole_block, activations.treated_block)
+    return before + np.where(activations.is_treated == 1, activations.treated_block, before)
+
+
 def mask_terms(census: ModelOnGrid, flight: Array) -> Iterator[Term]:
     """The mask that comes with a batch: a local of the forward step, unless a checkpoint has it among its inputs."""
     grid = census.grid
@@ -173,12 +181,12 @@ def mask_terms(census: ModelOnGrid, flight: Array) -> Iterator[Term]:
     yield Term("activations", "attention masks kept", size * flight * checkpoints, KEPT, f"{formula} · n", saved)
 
 
-def working_sets(groups: list[GroupActivations]) -> Iterator[Term]:
-    """The largest moment inside one block's forward and backward, beyond what is estimated as kept."""
+def working_sets(groups: list[GroupActivations], here: Array) -> Iterator[Term]:
+    """The largest moment inside one block's forward and backward, beyond what is estimated as kept and is ``here``."""
     if groups[0].census.model.recording is not None:
         forward, last, first = widest(groups)
     else:
-        forward, last, first = (largest(of) for of in zip(*(a.in_order for a in groups), strict=True))
+        forward, last, first = (largest(of) for of in zip(*(a.in_order(here) for a in groups), strict=True))
     title, formula = (
         "working set of the last block's forward",
         "peak of the block's forward - its saved activations (traced)",

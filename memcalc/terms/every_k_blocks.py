@@ -69,28 +69,30 @@ def every_terms(census: ModelOnGrid) -> Iterator[Term]:
 
     Before it are blocks that keep everything, whose gradients are still to come.
     """
-    groups, number = groups_of(census), spacing(census.grid)
+    groups, number, here = groups_of(census), spacing(census.grid), 1 - census.grid.offloaded("activations")
     if np.all(number == 1):
         return
-    more = largest([after_first_segment(census, a) if a.stack is None else beyond_in_order(a, a.stack) for a in groups])
+    more = largest(
+        [after_first_segment(census, a) if a.stack is None else beyond_in_order(a, a.stack, here) for a in groups]
+    )
     title, formula = "blocks that keep everything, before the first checkpointed one", "(k - 1) · (A_kept - G_block)"
     yield Term("activations", title, more, ("backward-first",), formula, INVENTORY, {"k": number}, in_events=True)
 
 
-def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations]) -> Array:
+def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations], on_gpu: Array) -> Array:
     """The same where a stack has several kinds of blocks: the largest of the moments from the first checkpoint on."""
     grid, number = activations.grid, spacing(activations.grid)
     apart, moments, chosen = first_apart(grid), [], np.flatnonzero(number > 1)
     stack = stack.under(chosen)
     for index in range(int(number.max())):
         here, before = from_start(index, index + 1), [from_start(skipped, index) for skipped in (0, 1)]
-        saved = [stack.left(part) + weight_copies(stack, part) for part in before]
+        saved = [stack.left(part, on_gpu) + weight_copies(stack, part) for part in before]
         moment = stack.each(
             here, lambda a: a.over("backward_peaks"), lambda a: a.over("backward_peaks", untreated=True)
         )
         within = np.minimum(moment, 1) * column([index < k for k in number[..., chosen, :, :, :].flat], "recompute")
         moments.append((moment + np.where(apart, saved[1], saved[0])) * within)
-    more = largest(moments) - largest([stack.of(a.in_order[2]) for a in stack.groups])
+    more = largest(moments) - largest([stack.of(a.in_order(on_gpu)[2]) for a in stack.groups])
     result = np.zeros((*more.shape[:3], len(grid.policies), *more.shape[4:]), dtype=np.int64)
     result[:, :, :, chosen] = more
     return result
@@ -119,9 +121,10 @@ def after_first_segment(census: ModelOnGrid, activations: GroupActivations) -> A
     local = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
     gradients = census.width("gradient") * local * ((grid.accumulation == 1) & (not grid.persistent_gradients))
     treated, untreated = of(activations.over("backward_peaks")), activations.over("backward_peaks", untreated=True)
-    each = activations.whole_block + block_copies(activations) - gradients
+    here = 1 - grid.offloaded("activations")
+    each = activations.whole_block * here + block_copies(activations) - gradients
     there = np.minimum(of(activations.field("treated")), 1) * activations.exists
-    second = np.minimum(activations.layers - 1, 1) * (of(activations.treated_block) - gradients)
+    second = np.minimum(activations.layers - 1, 1) * (of(activations.treated_block) * here - gradients)
     more = np.maximum(untreated - treated + np.where(skipped == 0, second, 0), before * each) * there
     result = np.zeros((*more.shape[:3], len(grid.policies), *more.shape[4:]), dtype=np.int64)
     result[:, :, :, chosen] = more

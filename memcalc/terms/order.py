@@ -231,9 +231,9 @@ class Stack(Generic[Group]):
             total = total + self.places(group, part, INPUT) * self.of(group.treated_block)
         return total
 
-    def left(self, part: Part) -> Array:
-        """Bytes that they keep, less those of the gradients that their backward leaves."""
-        return self.kept(part) - self.gradients(part)
+    def left(self, part: Part, here: Array) -> Array:
+        """Bytes that they keep (``here``: 0 where on the host), less those of the gradients that backward leaves."""
+        return self.kept(part) * here - self.gradients(part)
 
     def gradients(self, part: Part) -> Array:
         """Bytes of the gradients of the blocks among a part of each row, where backward makes new ones that stay."""
