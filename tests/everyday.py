@@ -29,7 +29,7 @@ from memcalc.results.plans import Plan, Plans  # noqa: E402
 
 LIST = ROOT / "tests" / "handoff" / "everyday.toml"
 PAGE = ROOT / "docs" / "export.md"
-FIRST = 5
+FIRST = 3
 """Plans of each job that are exported."""
 BLOCK = re.compile(r"<!-- everyday -->\n.*?<!-- /everyday -->", re.DOTALL)
 JOB_ALONE = {"files", "model", "gpu", "gpus", "node", "seq_len", "settings", "preset_dirs"}

@@ -55,6 +55,7 @@ def test_each_kind_has_its_own_range() -> None:
     assert held / counted >= 0.95
 
 
+@pytest.mark.slow
 def test_a_kind_with_few_runs_has_its_own_range() -> None:
     """The same of the one kind whose runs are told from the others before they are predicted."""
     rows = of_kind(GROWING, reserve.residuals(may_grow))

@@ -158,6 +158,7 @@ def random_jobs(count: int) -> list[tuple[str, dict[str, Any]]]:
     return jobs
 
 
+@pytest.mark.slow
 def test_closed_form_and_replay_agree_on_random_strategies() -> None:
     """The replay of FSDP 1 holds units that wait for the compute stream, which PyTorch no longer counts as allocated.
 

@@ -173,6 +173,7 @@ def test_a_new_folder_is_there_with_all_its_files_or_not_at_all(tmp_path: Path) 
         write_folder(tmp_path / "job" / "a", {"a": "1"}, force=False)
 
 
+@pytest.mark.slow
 def test_what_would_fit_is_what_the_format_says() -> None:
     """Neither torchtitan nor Megatron-LM is told adapters, a quantised base or 8-bit states."""
     large = {"model": "llama-3.1-70b", "gpu": "a100-80g", "gpus": 8, "offload": "none", "pp": 1, "cp": 1}
@@ -214,6 +215,7 @@ def test_a_plan_for_axolotl_is_of_what_axolotl_sets_by_itself() -> None:
         assert not [note for note in done.notes if "what runs has" in note]
 
 
+@pytest.mark.slow
 def test_a_config_that_runs_otherwise_than_planned_names_what_plans_it() -> None:
     words: dict[str, Any] = {"model": "gpt-oss-20b", "gpu": "h100", "gpus": 8}  # FSDP 2's script has no experts
     plans = memcalc.plan(top=1, framework="fsdp2", **words)
@@ -223,6 +225,7 @@ def test_a_config_that_runs_otherwise_than_planned_names_what_plans_it() -> None
     assert "what runs" not in " ".join(started(planned, planned.plans[0], "trainer").notes)
 
 
+@pytest.mark.slow
 def test_where_tensor_parallelism_alone_fits_a_launcher_that_has_none_is_planned_without() -> None:
     """FSDP 2's script splits weights by TP, of which Accelerate's config says nothing: 3B on four cards of 24 GB."""
     words: dict[str, Any] = {"model": "smollm3-3b", "gpu": "rtx-4090", "gpus": 4}
@@ -234,6 +237,7 @@ def test_where_tensor_parallelism_alone_fits_a_launcher_that_has_none_is_planned
     assert (only.strategy.tp, only.strategy.recompute) == (1, "full")
 
 
+@pytest.mark.slow
 def test_what_axolotl_says_under_deepspeed_alone_is_its_way_out() -> None:
     """One card of 32 GB under a 4B: offloaded by FSDP, weights that axolotl does not load in fp32; by ZeRO they fit."""
     with pytest.raises(CombinationError) as refused:

@@ -26,6 +26,7 @@ def test_an_evaluation_that_fits_leaves_the_plans_as_they_are() -> None:
     assert not evaluating.too_large
 
 
+@pytest.mark.slow
 def test_no_plan_is_one_whose_evaluation_does_not_fit() -> None:
     """32 sequences a rank have 32 x 4096 rows of 128256 logits, of which bf16 alone are 31 GiB and fp32 63."""
     refused = planned(LARGE)

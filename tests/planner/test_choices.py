@@ -61,6 +61,7 @@ def test_every_searched_word_takes_several_values() -> None:
     assert set(check_words(values, None, several=True).choices) == set(SEARCHED)
 
 
+@pytest.mark.slow
 def test_bounds_and_exclusions_hold() -> None:
     assert taken("tp", tp="2..4") <= {2, 4}
     assert "none" not in taken("recompute", recompute="not:none")

@@ -50,6 +50,7 @@ def test_delayed_scaling_computes_no_outputs_again(modules: str) -> None:
     memcalc.estimate(**job, recompute="modules:core_attn", settings={"strategy.float8": "delayed"})
 
 
+@pytest.mark.slow
 def test_a_search_under_delayed_scaling_leaves_them_out() -> None:
     job = {**MEGATRON, "gpu": "h200", "model": "deepseek-v2-lite", "precision": "fp8-mixed", "top": 50}
     tried = [

@@ -49,6 +49,7 @@ def answer_of(chosen: dict[str, Any], **changes: Any) -> Any:
     return memcalc.estimate(**{"gpu": "a100-80g", "zero": 3, "seq_len": 512, "global_batch": 32, **chosen, **changes})
 
 
+@pytest.mark.slow
 @few
 @given(chosen=words)
 def test_parts_make_the_whole(chosen: dict[str, Any]) -> None:

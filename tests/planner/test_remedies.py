@@ -77,6 +77,7 @@ def test_a_plan_that_is_tight_has_what_makes_it_safe() -> None:
     assert "--loss fused-linear" in {remedy.change for remedy in result.nearest}
 
 
+@pytest.mark.slow
 def test_two_consumer_gpus_are_led_to_a_quantised_base_that_fits() -> None:
     """Answer.AI trains 70B by FSDP and QLoRA on two cards of 24 GB, its base in host memory."""
     result = memcalc.plan(model="llama-3-70b", gpu="rtx-4090", gpus=2)
@@ -200,6 +201,7 @@ def test_a_small_cache_is_not_spoken_of() -> None:
     assert result.expandable_device is None
 
 
+@pytest.mark.slow
 def test_a_framework_that_does_not_run_a_models_mixers_is_none_of_them() -> None:
     """Megatron-LM has blocks of its own, and the kernels of Mamba mixers take no adapters."""
     result = memcalc.plan(model="jamba-v0.1", gpu="h100", gpus=64)

@@ -102,6 +102,7 @@ def test_varying_shapes_leave_holes() -> None:
     assert grown.peak.reserved < varying.peak.reserved
 
 
+@pytest.mark.slow
 def test_a_longer_largest_needs_no_less() -> None:
     """On a card with room for all, so that the cache is never given back."""
     answers = [estimate(lengths=f"300:1500:{most}", gpu="b200") for most in (1500, 2048, 3072, 4096, 6144)]
@@ -213,6 +214,7 @@ def test_check_reads_how_batches_are_made(tmp_path: Path, lines: str, batching: 
     assert typed.batching == "flatten"
 
 
+@pytest.mark.slow
 def test_a_plan_with_lengths_is_exported() -> None:
     """The files have no lengths: they are proven with those of the plan, whatever batches the format itself makes."""
     plans = memcalc.plan(

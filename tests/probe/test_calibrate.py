@@ -159,6 +159,7 @@ def file(found: Calibrated, tmp_path: Path) -> str:
 # ------------------------------------------------------------------------------------------------------------ the fit
 
 
+@pytest.mark.slow
 def test_known_figures_are_recovered_from_noisy_rows(found: Calibrated) -> None:
     """One row of twenty is grossly wrong; the noise is 4 MiB of the context, 1% of what is reserved, 2% of a step."""
     assert value(found, "context") == pytest.approx(CONTEXT + MORE, abs=4 * MIB)

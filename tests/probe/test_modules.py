@@ -104,6 +104,7 @@ def real_step(name: str, recompute: str, batch: int, *, fake: bool = False) -> m
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mixer", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unet", "convnet"))]
 )

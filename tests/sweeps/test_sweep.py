@@ -138,6 +138,7 @@ def test_a_fault_of_the_program_is_a_row_too(monkeypatch: pytest.MonkeyPatch) ->
     assert rows[1]["reason"] == "unexpected ZeroDivisionError: division by zero"
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_row_has_the_reason() -> None:
     job = {"model": "llama-2-70b", "gpu": "v100-16g", "gpus": 1, "framework": "hf", "seq_len": 4096}
     job["global_batch"] = "64k tokens"

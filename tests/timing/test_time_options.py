@@ -122,6 +122,7 @@ def test_a_search_refuses_what_no_strategy_of_its_own_can_use() -> None:
         memcalc.plan(**{**SMALL, "tp": 1, "tp_comm_overlap": True})
 
 
+@pytest.mark.slow
 def test_plans_that_an_option_says_nothing_of_are_without_it() -> None:
     """Each is the estimate that its own line names."""
     found = memcalc.plan(
