@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from memcalc.errors import FileError, InputError
+from memcalc.errors import FileError
 from memcalc.files import regular
 
 KeyPath = tuple[str | int, ...]
@@ -252,7 +252,7 @@ def read_yaml(path: Path, text: str) -> tuple[Any, dict[KeyPath, Span]]:
     Raises :class:`memcalc.errors.FileError` for Python tags and the like, more than one document, keys that stand
     twice or are no texts, nesting beyond 64, and aliases that stand for more than 50,000 values in all.
     """
-    yaml = _library()
+    yaml = _library(path)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_depth(path, yaml, loader, text)
@@ -268,11 +268,11 @@ def read_yaml(path: Path, text: str) -> tuple[Any, dict[KeyPath, Span]]:
     return walk.value(node, ()), walk.spans
 
 
-def _library() -> Any:
+def _library(path: Path = Path("*.yaml")) -> Any:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise InputError("file", "YAML", "reading it needs PyYAML: pip install 'memcalc[configs]'") from None
+        raise FileError("file", str(path), "YAML needs PyYAML: pip install 'memcalc[configs]'") from None
     return yaml
 
 

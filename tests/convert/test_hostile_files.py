@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.errors import MemcalcError, MissingError
+from memcalc.errors import FileError, MemcalcError, MissingError
 from memcalc.preflight import check
 
 MEMORY = 1 << 30
@@ -317,3 +317,13 @@ def test_a_name_too_long_for_a_file_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"base_model: x\nmicro_batch_size: 1\ndeepspeed: {'a' * 5000}.json\n")
     with pytest.raises(MissingError, match="is neither here nor beside it"):
         check([str(tmp_path / "a.yaml")], model="llama-2-7b", gpu="h100", gpus=8, seq_len=128)
+
+
+def test_where_yaml_cannot_be_read_the_file_and_the_cure_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "sft.yaml"
+    path.write_text("output_dir: out\n", encoding="utf-8")
+    with pytest.raises(FileError, match=r"sft\.yaml': YAML needs PyYAML: pip install 'memcalc\[configs\]'"):
+        check([str(path)], **GIVEN)
