@@ -181,7 +181,7 @@ def _kernels(reader: ConfigReader, trl: bool) -> None:
         if 0 < len(left_out) < len(LIGER_KERNELS):
             reader.note("warning", "MC002", "liger_kernel_config", "kernels that are left out count as fused too")
     if trl:
-        message = "counted in tiles, as of TRL 1.15; before 1.7 all logits were made: --framework hf@5.12 counts them"
+        message = "logits are in tiles since TRL 1.15, as counted; before 1.7 they were whole: --framework hf@5.12"
         reader.note("note", "MC004", "loss_type", message)
         reader.set("loss", "fused-linear", "loss_type")
         reader.set("strategy.tiled_loss", True, "loss_type")
