@@ -33,7 +33,8 @@ from memcalc.events import step_events
 from memcalc.frameworks import habits_of
 from memcalc.probe.live.cuda_like import cuda_like
 from memcalc.specs.flat import from_flat
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 
 if TYPE_CHECKING:

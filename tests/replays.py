@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from memcalc.events.log import Event
     from memcalc.ledger import Ledger
-    from memcalc.terms import ModelOnGrid
+    from memcalc.terms.model_on_grid import ModelOnGrid
 
 APART = {"trace", "test_caches.py"}
 """Folders and files whose tests are about executions themselves: there each job makes its own."""

@@ -30,8 +30,11 @@ from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, S
 from memcalc.specs.model import BlockGroup, Model, Pattern, Projector, Tail, TowerEnds
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of, settings
+from memcalc.terms import settings
+from memcalc.terms.build import build_ledger
 from memcalc.terms.host import off_gpu_terms
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import overhead_of
 from memcalc.timing.rates import rates_for
 from memcalc.timing.times import step_times
 from memcalc.trace.layers import BlockConfig

@@ -11,7 +11,8 @@ from memcalc.ledger import PHASES, Ledger
 from memcalc.specs.block import Attention, Block, Mlp
 from memcalc.specs.model import BlockGroup, Model
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 from memcalc.units import MIB
 

@@ -47,9 +47,10 @@ from memcalc.specs.adapters import ON_STACKS
 from memcalc.specs.job import command_line
 from memcalc.specs.options import NEEDING, OPTIONS
 from memcalc.specs.strategy import Strategy
-from memcalc.terms import build_ledger, off_gpu_terms
 from memcalc.terms.activations import groups_of
+from memcalc.terms.build import build_ledger
 from memcalc.terms.head import head_kept
+from memcalc.terms.host import off_gpu_terms
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import NAMES, STAND_IN, WEIGHTS_AWAY, borrowed_of
 from memcalc.terms.parameters import model_count
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.job import JobRecord
     from memcalc.specs.model import Model
-    from memcalc.terms import Overhead
+    from memcalc.terms.overhead import Overhead
 
 
 NEARLY_ALL = 0.98

@@ -17,7 +17,9 @@ from memcalc.ledger import ALWAYS, PHASES, Ledger, computed
 from memcalc.planner.request import MICRO_BATCHES
 from memcalc.planner.stage_peaks import at_stage
 from memcalc.results.estimates import ActivationBudget, TermFacts
-from memcalc.terms import ModelOnGrid, build_ledger, off_gpu_bytes
+from memcalc.terms.build import build_ledger
+from memcalc.terms.host import off_gpu_bytes
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.moments import kind_of
 from memcalc.terms.overhead import group_bytes
 from memcalc.timing import rates_for, step_times
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from memcalc.results.estimates import StagePeak
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.strategy import Strategy
-    from memcalc.terms import Overhead
+    from memcalc.terms.overhead import Overhead
 
 
 REPLAYED = "PyTorch c10/cuda/CUDACachingAllocator.cpp, two steps replayed"

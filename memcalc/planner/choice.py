@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memcalc.planner.job import PlanJob
     from memcalc.planner.search import Candidate, SearchResult
     from memcalc.planner.shortlist import Among, Shortlist
-    from memcalc.terms import Overhead
+    from memcalc.terms.overhead import Overhead
 
 
 GAIN = 1.25

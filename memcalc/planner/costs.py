@@ -16,9 +16,9 @@ from memcalc.planner.budget import pools_of
 from memcalc.planner.direct import free_of
 from memcalc.planner.optimizers import width_without_zero
 from memcalc.planner.pipelines import rounds_fit
-from memcalc.terms import ModelOnGrid, overhead_of
 from memcalc.terms.build import activation_terms, chosen_offloads, other_terms
-from memcalc.terms.overhead import kinds_of, libraries_of
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import kinds_of, libraries_of, overhead_of
 from memcalc.timing import Times, rates_for
 from memcalc.timing.times import resident_times, with_offload
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
-    from memcalc.terms import Overhead
+    from memcalc.terms.overhead import Overhead
 
 
 @dataclass(frozen=True)

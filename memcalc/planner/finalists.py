@@ -19,7 +19,9 @@ from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import asked_for, failing_beside, occasions_of, uncounted, with_beside, with_occasions
 from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
 from memcalc.results.estimates import ExposedMessages, StepTime
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import overhead_of
 from memcalc.timing import rates_for, step_times
 from memcalc.timing.forecast import exposed_by_kind, forecast
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.job import JobRecord
     from memcalc.specs.strategy import Strategy
-    from memcalc.terms import Overhead
+    from memcalc.terms.overhead import Overhead
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from memcalc.planner.pipelines import check_layout
 from memcalc.planner.request import OR, Request, boolean, factor
 from memcalc.specs.job import Command, JobRecord, Value
 from memcalc.specs.options import BY_NAME, DEGREES, FLAGS, NEEDING, RANK_DEGREES, SEARCHED, SETTINGS
-from memcalc.terms import ModelOnGrid
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:

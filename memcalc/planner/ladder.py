@@ -22,7 +22,8 @@ from memcalc.results.changes import Ladder, LadderReading, LadderStage
 from memcalc.results.estimates import Estimate, StepTime
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.specs.options import FIELDS, FLAGS, RANK_DEGREES, WORDS
-from memcalc.terms import ModelOnGrid, overhead_of
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import overhead_of
 
 if TYPE_CHECKING:
     from memcalc.frameworks import Habits

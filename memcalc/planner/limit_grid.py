@@ -21,9 +21,10 @@ from memcalc.planner.occasions import with_beside
 from memcalc.planner.request import Request, batch_of, in_tokens, tokens_of
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
 from memcalc.specs.options import DEGREES
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
 from memcalc.terms.head import loss_of
-from memcalc.terms.overhead import group_bytes
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import group_bytes, overhead_of
 from memcalc.terms.pipeline import blocks_before_backward, in_flight
 from memcalc.terms.settings import runs
 from memcalc.terms.states import state_terms
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid, Layout
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.options import SharedSettings
-    from memcalc.terms import Overhead
+    from memcalc.terms.overhead import Overhead
 
 DECIDED = ("loss", "reduce_dtype", "autocast", *SPLITS)
 """Fields that follow from layout, precision and sharding, so that a space has them for each."""

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from memcalc.results.estimates import Estimate
     from memcalc.specs.hardware import Node
     from memcalc.specs.options import SharedSettings
-    from memcalc.terms import ModelOnGrid, Overhead
     from memcalc.terms import occasions as terms
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.terms.overhead import Overhead
 
 
 def occasions_of(census: ModelOnGrid, overhead: Overhead, node: Node) -> tuple[Occasion, ...]:

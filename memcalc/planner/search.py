@@ -19,7 +19,7 @@ from memcalc.grid import column
 from memcalc.planner import Tally
 from memcalc.planner.costs import Costs, costs_apart
 from memcalc.planner.ranking import Idea, Ideas, Objective, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
-from memcalc.terms import ModelOnGrid
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:

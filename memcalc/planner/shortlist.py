@@ -13,7 +13,7 @@ from memcalc.planner.finalists import SimulatedPlan, finalist, single_grid
 from memcalc.planner.occasions import asked_for
 from memcalc.planner.search import LEAST, SearchResult, Wanted
 from memcalc.planner.stage_peaks import UnsafeError
-from memcalc.terms import overhead_of
+from memcalc.terms.overhead import overhead_of
 
 if TYPE_CHECKING:
     from memcalc.formulas.recompute import Policy

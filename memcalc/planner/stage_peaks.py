@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from memcalc.events import Rank
     from memcalc.formulas import Array
     from memcalc.grid import Grid
-    from memcalc.terms import ModelOnGrid, Overhead
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.terms.overhead import Overhead
 
 
 # How often a full card makes the allocator give its cache back, step after step.

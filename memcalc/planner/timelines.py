@@ -12,7 +12,7 @@ from memcalc.results.details import Timeline, TimelinePart
 from memcalc.terms.model_on_grid import ModelOnGrid
 
 if TYPE_CHECKING:
-    from memcalc.terms import Overhead
+    from memcalc.terms.overhead import Overhead
 
 RUNS = 160
 """Runs of events of which the least and the most are kept."""

@@ -30,7 +30,7 @@ from memcalc.planner.request import flag
 from memcalc.planner.stage_peaks import Peaks, Replayed, at_stage, has_observed, peaks_of, replayed_from
 from memcalc.results.details import LengthFacts
 from memcalc.specs.options import BATCHING, BatchInputs
-from memcalc.terms import build_ledger
+from memcalc.terms.build import build_ledger
 from memcalc.terms.pipeline import in_flight
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.ledger import Ledger
     from memcalc.planner.request import Request
-    from memcalc.terms import ModelOnGrid, Overhead
+    from memcalc.terms.model_on_grid import ModelOnGrid
+    from memcalc.terms.overhead import Overhead
 
     ShapedLedger = tuple[ModelOnGrid, Ledger]
     """The model on the grid of one shape, and its ledger."""

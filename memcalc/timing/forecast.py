@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memcalc.specs.model import Model
     from memcalc.specs.options import SharedSettings
     from memcalc.specs.step_time import Span, StepTimeTable
-    from memcalc.terms import ModelOnGrid
+    from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.timing.messages import Messages
     from memcalc.timing.rates import Rates
     from memcalc.timing.work import Work

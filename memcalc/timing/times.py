@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import GPU, Node
-    from memcalc.terms import ModelOnGrid
+    from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.timing.messages import Message, Messages
     from memcalc.timing.rates import Hardware, Rates
     from memcalc.timing.work import Part, Pipeline, Work

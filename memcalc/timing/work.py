@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memcalc.formulas import Array
     from memcalc.grid import Grid
     from memcalc.specs.hardware import Node
-    from memcalc.terms import ModelOnGrid
+    from memcalc.terms.model_on_grid import ModelOnGrid
 
 
 @dataclass(frozen=True)

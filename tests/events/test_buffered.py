@@ -12,7 +12,8 @@ from memcalc.allocator import replay
 from memcalc.events import step_events, telling_ranks
 from memcalc.events.stage import Rank, Stage, part_of_rank, weights_of_rank
 from memcalc.runs import read_runs
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 from memcalc.units import MIB
 

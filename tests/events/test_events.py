@@ -15,7 +15,8 @@ from memcalc.formulas.recompute import parse_policy, unit_sizes
 from memcalc.ledger import PHASES, Ledger
 from memcalc.planner.stage_peaks import at_stage
 from memcalc.runs import read_runs
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 
 WORKSPACE = 8320 * 1024

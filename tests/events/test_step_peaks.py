@@ -30,7 +30,8 @@ from memcalc.probe.live.saved import Where
 from memcalc.probe.live.timeline import Timeline
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 
 LAYERS, BATCH, SEQ = 4, 2, 128

@@ -13,7 +13,9 @@ from memcalc.planner.stage_peaks import stage_peaks
 from memcalc.probe.calibrate.times import TimedJob, timed_job
 from memcalc.runs import read_layouts, read_runs
 from memcalc.specs.runs import Run
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import overhead_of
 from memcalc.terms.parameters import model_count
 
 SOURCES = {

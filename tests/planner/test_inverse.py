@@ -25,9 +25,10 @@ from memcalc.planner.limits import counts_up_to
 from memcalc.report import FORMATS, render
 from memcalc.report.inverse import report
 from memcalc.results.estimates import Estimate
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
 from memcalc.terms.head import loss_of
-from memcalc.terms.overhead import group_bytes
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import group_bytes, overhead_of
 from memcalc.terms.settings import MIXED, runs
 from memcalc.units import GIB
 

@@ -31,7 +31,7 @@ from memcalc.planner.search import Wanted, search
 from memcalc.planner.shortlist import Shortlist, resident
 from memcalc.specs.hardware import Node
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import overhead_of
+from memcalc.terms.overhead import overhead_of
 
 RECOMPUTES = ("none", "full", "every-2", "attention", "selective-ops", "block-4", "segments-3")
 OFFLOADS = ((), ("optimizer",), ("params",), ("activations",))

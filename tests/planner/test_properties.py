@@ -16,7 +16,8 @@ from memcalc.grid import Grid, Layout
 from memcalc.ledger import COMPONENTS, PHASES, ZERO, computed
 from memcalc.planner.costs import costs_of
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 from memcalc.terms.pipeline import in_flight
 

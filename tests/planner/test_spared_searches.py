@@ -15,7 +15,9 @@ from memcalc.planner.job import PlanJob
 from memcalc.planner.limit_grid import Chunk, LimitCandidate, LimitJob, SimulationCache, evaluate, number_of, ordered
 from memcalc.planner.search import Wanted
 from memcalc.planner.stage_peaks import UnsafeError, peaks_of
-from memcalc.terms import ModelOnGrid, Overhead, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import Overhead, overhead_of
 
 JOBS = [
     ("llama-2-7b", "a100-40g", 1, {"offload": "none"}, False),

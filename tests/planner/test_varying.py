@@ -15,7 +15,8 @@ from memcalc.batches import parse_lengths
 from memcalc.errors import CombinationError
 from memcalc.events import step_events
 from memcalc.planner.varying import on_shape, varying_events
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 
 JOB: dict[str, Any] = {

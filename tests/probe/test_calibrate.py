@@ -31,7 +31,7 @@ from memcalc.results.probe import Calibrated
 from memcalc.runs import runs_text
 from memcalc.specs.calibration import Calibration
 from memcalc.specs.runs import Run, RunsFile
-from memcalc.terms import ModelOnGrid
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.timing import rates_for, step_times
 from memcalc.units import GIB, MIB
 

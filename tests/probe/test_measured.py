@@ -22,7 +22,8 @@ from memcalc.events import step_events
 from memcalc.events.log import Event
 from memcalc.runs import read_runs
 from memcalc.specs.runs import Run
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import workspaces_of
 from memcalc.units import MIB
 

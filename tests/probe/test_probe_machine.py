@@ -490,7 +490,8 @@ def test_two_ranks_with_gloo(tmp_path: Path) -> None:
 
 def compare(run: Run, config: dict[str, Any]) -> None:
     """Assert that the second step's peaks are those of the estimate, by the closed form and by the replay."""
-    from memcalc.terms import ModelOnGrid, build_ledger
+    from memcalc.terms.build import build_ledger
+    from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
 
     words, settings = job_of(run)

@@ -26,9 +26,9 @@ from memcalc.report import charts as pictures
 from memcalc.report.charts import Chart, estimate, inverse, plan
 from memcalc.report.palette import COMPONENTS, INK, MOODS, SERIES
 from memcalc.results.plans import Miss
-from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import groups_of
 from memcalc.terms.head import head_templates
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.units import GIB
 
 SMALL: dict[str, Any] = {"model": "gpt2", "gpu": "rtx-4090", "gpus": 1, "framework": "plain", "seq_len": 512}

@@ -20,7 +20,9 @@ from memcalc.runs import read_runs
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid, build_ledger, off_gpu_terms
+from memcalc.terms.build import build_ledger
+from memcalc.terms.host import off_gpu_terms
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 from memcalc.terms.zero import is_flat, steps_at_start
 from memcalc.validation import Presets, figures_of, predict

@@ -16,7 +16,9 @@ from memcalc import catalog
 from memcalc.api import single
 from memcalc.errors import CombinationError
 from memcalc.frameworks.float8 import RECIPES
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import overhead_of
 from memcalc.timing.rates import peak_flops
 from memcalc.trace.template import trace
 

@@ -10,7 +10,8 @@ from memcalc.ledger import Ledger
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 from memcalc.units import GIB, MIB
 

@@ -14,7 +14,7 @@ from memcalc.frameworks import habits_of
 from memcalc.grid import Layout
 from memcalc.planner.axes import layouts_of
 from memcalc.planner.pipelines import is_legal
-from memcalc.terms import ModelOnGrid
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.timing.work import work_of
 from memcalc.units import MIB
 

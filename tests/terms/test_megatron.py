@@ -22,10 +22,10 @@ from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.runs import Run
-from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.buffers import dummies
 from memcalc.terms.head import with_predictors
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.pipeline import visits
 from memcalc.units import MIB
 from memcalc.validation import figures_of, predict

@@ -17,9 +17,9 @@ from memcalc.grid import Grid, Layout
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import GroupActivations, groups_of
 from memcalc.terms.adapters import trained
+from memcalc.terms.model_on_grid import ModelOnGrid
 
 torch = pytest.importorskip("torch")
 

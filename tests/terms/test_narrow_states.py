@@ -15,7 +15,9 @@ import memcalc
 from memcalc import catalog
 from memcalc.api import single
 from memcalc.errors import CombinationError
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import overhead_of
 from memcalc.timing.work import optimizer_traffic
 
 PARAMETERS, EMBEDDING, RANKS = 8_030_261_248, 128_256 * 4096, 8

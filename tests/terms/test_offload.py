@@ -28,7 +28,8 @@ from memcalc.planner.search import Wanted, search
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid, off_gpu_terms
+from memcalc.terms.host import off_gpu_terms
+from memcalc.terms.model_on_grid import ModelOnGrid
 
 LAYERS, HIDDEN, FFN, VOCAB, RANKS, LENGTH = 12, 1024, 4096, 32768, 8, 512
 BLOCK = 4 * HIDDEN * HIDDEN + 2 * HIDDEN * FFN + 2 * HIDDEN

@@ -34,9 +34,11 @@ from memcalc.specs.flat import from_flat
 from memcalc.specs.model import BlockGroup, Model, Pattern
 from memcalc.specs.options import SharedSettings
 from memcalc.stages import Rows
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
 from memcalc.terms.activations import groups_of
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.order import counts_in, last_unit
+from memcalc.terms.overhead import overhead_of
 from memcalc.terms.parameters import block_count
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.template import trace

@@ -24,7 +24,9 @@ from memcalc.planner.pipelines import check_rounds
 from memcalc.specs.flat import from_flat
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
-from memcalc.terms import ModelOnGrid, build_ledger, overhead_of
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import overhead_of
 from memcalc.terms.pipeline import chunks_in_flight, in_flight, visits
 
 Order = list[tuple[str, int, int]]

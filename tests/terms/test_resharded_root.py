@@ -15,7 +15,8 @@ from memcalc.convert.formats.base import ConfigJob
 from memcalc.events import step_events
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 from memcalc.units import MIB
 

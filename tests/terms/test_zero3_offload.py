@@ -15,7 +15,8 @@ from memcalc.api import load_model
 from memcalc.grid import Grid, Layout
 from memcalc.ledger import Ledger
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 
 GIB = 1 << 30

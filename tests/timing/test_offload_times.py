@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memcalc import api, catalog
-from memcalc.terms import ModelOnGrid
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.timing import rates_for, step_times
 from memcalc.timing.times import moved_activations, optimizer_seconds
 

@@ -18,7 +18,7 @@ from memcalc import api, catalog, validation
 from memcalc.grid import Grid, Layout
 from memcalc.runs import read_runs
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.timing import Times, rates_for, step_times
 from memcalc.timing.forecast import forecast
 

@@ -18,7 +18,8 @@ from memcalc import api
 from memcalc.allocator import replay
 from memcalc.events import step_events
 from memcalc.probe.live.cuda_like import cuda_like
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 
 WITHIN = 0.001

@@ -29,8 +29,8 @@ from memcalc.probe.live.timeline import Event
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.specs.options import SharedSettings
-from memcalc.terms import ModelOnGrid
 from memcalc.terms.activations import groups_of
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.layers import BlockConfig
 from memcalc.trace.tape import Record, Tape, Tensor
 from memcalc.trace.template import trace, trace_head

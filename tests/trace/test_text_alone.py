@@ -19,7 +19,8 @@ from memcalc.convert.huggingface import from_huggingface
 from memcalc.events import step_events
 from memcalc.probe.live import timeline as live
 from memcalc.probe.live.cuda_like import cuda_like
-from memcalc.terms import ModelOnGrid, build_ledger
+from memcalc.terms.build import build_ledger
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import Workspaces
 
 BATCH, SEQ = 2, 256

@@ -15,7 +15,7 @@ import numpy as np
 from memcalc import api, catalog, validation
 from memcalc.calibrations import OF_GPU
 from memcalc.specs.calibration import FittedConstant
-from memcalc.terms import ModelOnGrid
+from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.timing.rates import Rates, hardware_of, kernel_arch, links, peak_flops, rates_by
 from memcalc.timing.times import seconds
 from memcalc.timing.work import Work, work_of
