@@ -64,28 +64,40 @@ MAIN: dict[str, dict[str, tuple[str, ...]]] = {
         "Result": _RESULT,
     },
 }
-"""The options that ``--help`` shows, by heading; commands that are not here have few and show them all."""
+"""The options that ``--help`` shows, by heading; commands that are not here have few and show them all, by panel."""
 CLOSING = {
     "plan": "Pin or limit what is searched with a value (--tp 2), a list (--zero 2/3), a range (--pp 2..8) or not:8. "
     "--algorithm grpo plans post-training."
 }
 
 
-def short_help(name: str, usage: str, docstring: str, parameters: Iterable[Any], examples: Iterable[str]) -> str:
+def short_help(name: str, usage: str, docstring: str, parameters: Iterable[Any]) -> str:
     """Return the help of a command: what it does, its main options, examples, and where the others are."""
-    by_name = {part.name: part for part in parameters}
-    count = sum(part.param_type_name == "option" and part.name != "help" for part in by_name.values())
-    first, *_ = inspect.cleandoc(docstring).split("\n\n")
+    by_name = {part.name: part for part in parameters if part.name != "help"}
+    count = sum(part.param_type_name == "option" for part in by_name.values())
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
     closing = " ".join((CLOSING.get(name, ""), f"All {count} options: memcalc {name} --help-all"))
+    examples = [line for listed in (EXAMPLES, SECOND_EXAMPLES) if name in listed for line in _example(listed[name])]
     lines: list[str] = []
     for brief in (False, True):
-        lines = [f"Usage: memcalc {name} {usage}", "", *_wrapped(first)]
-        for heading, names in MAIN[name].items():
+        lines = [f"Usage: memcalc {name} {usage}"]
+        for paragraph in paragraphs[: 1 if name in MAIN else None]:
+            lines += ["", *_wrapped(paragraph)]
+        for heading, names in (MAIN.get(name) or _by_panel(by_name.values())).items():
             lines += ["", heading, *(line for option in names for line in _option(by_name[option], brief=brief))]
-        lines += ["", "Examples", *(line for example in examples for line in _example(example)), "", *_wrapped(closing)]
+        lines += ["", "Examples" if name in MAIN else "Example", *examples]
+        lines += ["", *_wrapped(closing)] if name in MAIN else []
         if len(lines) <= _SCREEN:
             break
     return "\n".join([*lines, ""])
+
+
+def _by_panel(parameters: Iterable[Any]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {"Arguments": [], "Options": []}
+    for part in parameters:
+        heading = "Arguments" if part.param_type_name == "argument" else part.rich_help_panel or "Options"
+        groups.setdefault(heading, []).append(part.name)
+    return {heading: names for heading, names in groups.items() if names}
 
 
 def _wrapped(text: str, width: int = 80) -> list[str]:
@@ -94,7 +106,7 @@ def _wrapped(text: str, width: int = 80) -> list[str]:
 
 def _option(option: Any, *, brief: bool) -> Iterator[str]:
     """Yield an option's lines: its flag, what it takes, and the first sentence of what it is."""
-    flag = f"  {option.opts[0]} {option.metavar or ''}".rstrip()
+    flag = "  " + " ".join(filter(None, (_flag(option), option.metavar)))
     needed = " Required." if option.required else ""
     if len(flag) >= _FLAGS:
         yield flag
@@ -103,6 +115,10 @@ def _option(option: Any, *, brief: bool) -> Iterator[str]:
     for line in (_briefly if brief else _wrapped)(f"{sentence}.{needed}", _WIDTH - _FLAGS - 1):
         yield f"{flag:{_FLAGS}} {line}"
         flag = ""
+
+
+def _flag(option: Any) -> str:
+    return str(option.opts[0]) if option.param_type_name == "option" else ""
 
 
 def _briefly(text: str, width: int) -> list[str]:
@@ -239,16 +255,9 @@ class _Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the main options and two examples, or all where they are few."""
-        name = str(self.name)
-        if name not in SECOND_EXAMPLES:
-            super().format_help(ctx, formatter)
-            return
-        from memcalc.cli.registry import short_help
-
         docstring = str(self.help).partition("\n\nExample:")[0]
-        examples = (EXAMPLES[name], SECOND_EXAMPLES[name])
         usage = " ".join(self.collect_usage_pieces(ctx))
-        typer.echo(short_help(name, usage, docstring, self.get_params(ctx), examples), nl=False)
+        formatter.write(short_help(str(self.name), usage, docstring, self.get_params(ctx)))
 
 
 def completed(args: Sequence[str]) -> Iterator[str]:

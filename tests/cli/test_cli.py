@@ -150,6 +150,15 @@ def test_help_is_one_screen_of_what_most_people_need(command: str) -> None:
     assert sum(line.lstrip().startswith("memcalc ") for line in lines) >= 2
 
 
+@pytest.mark.parametrize("command", sorted({*EXAMPLES} - {*MAIN}))
+def test_help_of_few_options_has_them_all_in_the_same_form(command: str) -> None:
+    text = run(command, "--help").stdout
+    assert text.startswith(f"Usage: memcalc {command} ")
+    assert "╭" not in text
+    assert [option.opts[0] for option in _options(command) if f"\n  {option.opts[0]}" not in text] == []
+    assert text.endswith(f"\nExample\n  {EXAMPLES[command]}\n")
+
+
 @pytest.mark.parametrize("command", ["", *EXAMPLES])
 def test_help_is_45_lines_at_the_most(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every command and of the list of them, where a terminal has 80 columns."""
