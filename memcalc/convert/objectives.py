@@ -203,9 +203,14 @@ def refuse_megatron(where: str, script: str, flags: Iterable[str] = ()) -> None:
         )
 
 
+_LISTED = 4
+"""What a sentence names of a file's other work."""
+
+
 def refuse_idle(where: str, evidence: Iterable[str]) -> None:
     """Refuse a file of which ``evidence`` tells that it trains nothing."""
-    listed = ", ".join(dict.fromkeys(evidence))
+    names = [*dict.fromkeys(cut(" ".join(text.split())) for text in evidence)]
+    listed = ", ".join(names[:_LISTED] + ["…"] * (len(names) > _LISTED))
     raise IdleError("file", where, f"starts no training ({listed})")
 
 

@@ -696,3 +696,15 @@ def test_gpt2s_tokenizer_has_gpt2s_vocabulary(tmp_path: Path, tokenizer: str, vo
     sizes = SIZES.replace("50257", str(vocab))
     whole = checked(tmp_path, f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --bf16").estimate
     assert checked(tmp_path, text).estimate.peak == whole.peak
+
+
+def test_other_work_of_any_length_is_named_in_one_short_line(tmp_path: Path) -> None:
+    """A quote that is never closed makes the rest of a script one word, and a script may start a hundred programs."""
+    path = tmp_path / "run.sh"
+    path.write_text("swift 'eval\n" + "--flag value \\\n" * 200 + "'\n", encoding="utf-8")
+    with pytest.raises(IdleError, match="starts no training") as one:
+        memcalc.check([str(path)])
+    path.write_text("".join(f"python eval_{n}.py\n" for n in range(100)), encoding="utf-8")
+    with pytest.raises(IdleError, match=r"eval_0\.py, eval_1\.py, eval_2\.py, eval_3\.py, …") as many:
+        memcalc.check([str(path)])
+    assert all("\n" not in str(error.value) and len(str(error.value)) < 200 for error in (one, many))
