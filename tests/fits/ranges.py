@@ -182,6 +182,14 @@ class Ranges:
             math.ceil(1000 * math.expm1(factor * high)) / 1000,
         ), inside
 
+    def held(self) -> tuple[list[Sample], Array, Array]:
+        """Runs but for those of offload, their kinds, and whether each lies in a range made without its source."""
+        inside = np.zeros(len(self.samples), dtype=bool)
+        for kind in KINDS:
+            inside[self.kinds == kind] = self.of(kind)[1]
+        counted = np.flatnonzero(self.kinds != "offload")
+        return [self.samples[place] for place in counted], self.kinds[counted], inside[counted]
+
     @staticmethod
     def enough(scores: Errors, inside: Array, fresh: Array) -> bool:
         """Whether as many are held as is claimed, also of sources that nothing is fitted on where there are enough."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from fits import networks, step_time
+from fits import networks, ranges, step_time
 from fits.throughput import built, job_of, layout_runs
 
 from memcalc import api, catalog, validation
@@ -104,6 +104,19 @@ def test_the_shipped_constants_are_a_fresh_fit_and_hold_for_a_source_left_out() 
     own = [abs(np.expm1(r)) for r, job in zip(found.crossed, found.fit.jobs, strict=True) if job.source in sources]
     assert np.median(own) <= OWN
     assert all(row.runs or row.value == row.prior for row in catalog.step_time().constant if row.prior is not None)
+    assert _shares(found) in (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+
+
+def _shares(found: step_time.Fitted) -> str:
+    """How many runs lie in a range made without their source, as docs/evidence.md says it."""
+    held, kinds, inside = ranges.Ranges(step_time.samples(found, step_time.constants(found))).held()
+    fresh = np.array([sample.fresh for sample in held])
+    validated = fresh & (kinds != ranges.OUTSIDE)
+    new, known, every = (100 * np.mean(inside[of]) for of in (fresh, validated, slice(None)))
+    return (
+        f"{new:.0f}% of these without offload ({known:.0f}% of the validated) and {every:.0f}% of all {len(held):,}\n"
+        "lie in one made without their source"
+    )
 
 
 def test_how_the_layouts_of_published_sweeps_are_put_in_order() -> None:
@@ -166,6 +179,9 @@ def test_pages_say_what_the_fit_found() -> None:
         assert counted in (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     errors = f"median error {100 * every.crossed_median:.1f}%, 9 of\n10 within {100 * every.crossed_p90:.0f}%"
     assert errors in (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    unfitted = ranges.unfitted_jobs()
+    more = f"[{len(unfitted)} more](../presets/runs/unfitted) of {len({job.source for job in unfitted})} sources"
+    assert more in (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 
 
 def test_no_run_is_left_out_for_its_error() -> None:

@@ -61,6 +61,7 @@ first() { # FILE: its first line of memcalc's, without what could disturb a term
 case "$TIMEOUT" in '' | 0 | *[!0-9]*) TIMEOUT=3 ;; esac
 [ "$MODE" != off ] || answer pass verdict "memcalc: off"
 
+# slurmctld runs this: a TMPDIR of the user's need not be there
 folder=$(mktemp -d /tmp/memcalc-ask.XXXXXX) || failed "no folder can be made in /tmp"
 trap 'rm -rf "$folder"' EXIT
 trap 'exit 1' HUP INT TERM
