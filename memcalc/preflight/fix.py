@@ -54,11 +54,8 @@ def smallest_fixes(
     choices = _choices(configs, estimate, given)
     edits = _edits_that_fit(choices, paths, configs, job, estimate, given, dirs)
     least = min((count for count, _ in edits), default=len(_BY_HAND))
-    hands = (
-        [*_by_hand(choices if edits else {}, least, paths, job, estimate, given, dirs)]
-        if len(edits) < MOST or least == 1
-        else []
-    )
+    enough = len(edits) == MOST and least > 1
+    hands = () if enough else _by_hand(choices if edits else {}, least, paths, job, estimate, given, dirs)
     return tuple(fix for _, fix in sorted([*edits, *hands], key=lambda pair: pair[0]))[:MOST]
 
 
