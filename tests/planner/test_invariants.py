@@ -23,7 +23,7 @@ from memcalc.errors import MemcalcError
 from memcalc.results.estimates import Estimate
 from memcalc.specs.model import Model
 
-JOBS, SEED = 1400, 20
+JOBS, SEED = 2000, 20
 PARTS = 8
 """Parts that the jobs are drawn in, each from its own seed."""
 SHALLOW = (
