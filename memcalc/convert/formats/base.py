@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
-from memcalc.convert.config import Config
+from memcalc.convert.config import Config, Finding
 from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_document, write_yaml
-from memcalc.errors import CombinationError, UnknownFormatError, UnknownNameError
+from memcalc.errors import CombinationError, FileError, UnknownFormatError, UnknownNameError, cut
 from memcalc.files import document_text
 from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, needs_of
 from memcalc.specs.strategy import Strategy
@@ -147,6 +148,10 @@ FORMATS: dict[str, tuple[Kind, ...]] = {
 }  # fmt: skip
 """Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
+BY_OMEGACONF = frozenset({"llamafactory", "torchtune", "verl_tuning", "verl", "nemo_rl", "foundry"})
+"""Formats whose framework stops at a YAML key that stands twice; PyYAML, by which the others read, takes the last."""
+MOST_TWICE = 16
+"""Keys that stand twice of which something is said."""
 WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "swift_megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
 
@@ -213,6 +218,22 @@ def recognise(document: Document) -> Format:
             return form
     titles = ", ".join(get_format(name).title for name in FORMATS if name != "unread")
     raise UnknownFormatError("file", str(document.path), f"must be one of: {titles}")
+
+
+def read_config(form: Format, document: Document) -> Config:
+    """Return what a document says of a job, with a finding for each key that stands twice.
+
+    Raises :class:`memcalc.errors.FileError` where its framework stops at such a key.
+    """
+    config = form.read(document)
+    findings = []
+    for key_path, line in islice(document.twice.items(), MOST_TWICE):
+        key = cut(".".join(map(str, key_path)))
+        if form.name in BY_OMEGACONF:
+            allowed = f"has the key {key!r} twice (line {line}), at which {form.software}'s parser stops"
+            raise FileError("file", str(document.path), allowed)
+        findings.append(Finding("warning", "MC003", key, f"{key} stands twice: the last counts", key_path=key_path))
+    return replace(config, findings=(*config.findings, *findings)) if findings else config
 
 
 def inner_document(document: Document, key_path: KeyPath) -> Document:
