@@ -135,7 +135,7 @@ def known_text(path: Path) -> str | None:
         return None
     try:
         document = read_document(path)
-        unread = ("unread", "launch") if path.suffix.lower() == ".py" else ("unread",)
-        return None if recognise(document).name in unread else document.text
+        plain = recognise(document).name == "launch" and path.suffix.lower() == ".py"
+        return None if plain else document.text
     except MemcalcError:
         return None

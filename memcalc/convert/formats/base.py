@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc import catalog
 from memcalc.convert.config import Config, Finding
 from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_document, write_yaml
+from memcalc.convert.objectives import refuse_trainer
 from memcalc.errors import CombinationError, FileError, UnknownFormatError, UnknownNameError, cut
 from memcalc.files import document_text
 from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, needs_of
@@ -138,13 +139,13 @@ class ConfigJob:
 
 
 FORMATS: dict[str, tuple[Kind, ...]] = {
-    "unread": ("yaml", "json", "toml"), "deepspeed": ("json",),
+    "deepspeed": ("json",),
     "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "swift_megatron": ("yaml", "json"),
     "swift": ("yaml", "json"), "axolotl": ("yaml",),
     "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),
     "verl_tuning": ("yaml",), "verl": ("yaml",), "nemo_rl": ("yaml",), "openrlhf": ("flags",),
     "accelerate": ("yaml", "json"), "trainer": ("json", "yaml", "flags"),
-    "fsdp_config": ("json",), "foundry": ("yaml",), "launch": ("shell",),
+    "fsdp_config": ("json",), "foundry": ("yaml",), "manifest": ("yaml",), "launch": ("shell",),
 }  # fmt: skip
 """Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
@@ -212,11 +213,13 @@ def get_format(name: str) -> Format:
 
 
 def recognise(document: Document) -> Format:
-    """The format that a document is of; refused by name where it is none that is known."""
+    """The format that a document is of; refused by name where it is none that is known, or none that is read."""
+    if document.kind not in ("shell", "flags"):
+        refuse_trainer(document)
     for name, kinds in FORMATS.items():
         if document.kind in kinds and (form := get_format(name)).recognise(document):
             return form
-    titles = ", ".join(get_format(name).title for name in FORMATS if name != "unread")
+    titles = ", ".join(get_format(name).title for name in FORMATS)
     raise UnknownFormatError("file", str(document.path), f"must be one of: {titles}")
 
 
