@@ -1,7 +1,7 @@
 """A task of SkyPilot: the cluster that it asks for, and the commands that each of its nodes runs, read as a script.
 
-SkyPilot 0.10 (docs/source/reference/yaml-spec.rst, running-jobs/environment-variables.rst): `run` is bash, its variables
-are those of `envs`, and two of SkyPilot's own are known before the job runs.
+SkyPilot 0.10 (docs/source/reference/yaml-spec.rst, running-jobs/environment-variables.rst): `run` is bash, its
+variables are those of `envs`, and two of SkyPilot's own are known before the job runs.
 """
 
 from __future__ import annotations
