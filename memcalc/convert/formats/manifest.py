@@ -39,7 +39,7 @@ def read(document: Document) -> Config:
     elif names:
         reader.ask("gpu", _ASKED, ", ".join(names), "asks for one of several")
     known |= {str(key): str(value) for key, value in reader.table("envs").items() if value is not None}
-    reader.refer("launch", "run", document=_script(document, known))
+    reader.refer("launch", "run", document=_script(document, reader.text("run"), known))
     return Config(document, "manifest", tuple(reader.settings), tuple(reader.findings), tuple(reader.references))
 
 
@@ -59,12 +59,12 @@ def _accelerators(reader: ConfigReader) -> list[tuple[str, int]]:
     return listed
 
 
-def _script(document: Document, known: dict[str, str]) -> Document:
+def _script(document: Document, body: str, known: dict[str, str]) -> Document:
     """The commands as a script in which each line has the number that it has in the task."""
     lines = [f"export {key}={shlex.quote(value)}" for key, value in known.items() if re.fullmatch(r"[A-Za-z_]\w*", key)]
-    span = document.spans[("run",)]
-    first = document.text.count("\n", 0, span.begin) + (document.text[span.begin] in "|>")
-    text = "; ".join(lines).replace("\n", " ") + "\n" * max(1, first) + document.data["run"]
+    span = document.spans.get(("run",))  # one that is merged in by <<: has none
+    first = document.text.count("\n", 0, span.begin) + (document.text[span.begin] in "|>") if span else 1
+    text = "; ".join(lines).replace("\n", " ") + "\n" * max(1, first) + body
     return replace(document, kind="shell", text=text, data={}, find_spans=dict, part=True, twice={})
 
 
