@@ -320,18 +320,18 @@ class _Walk:
             raise self._wrong(node, f"must nest at most {DEEPEST} tables")
 
     def _table(self, node: Any, key_path: KeyPath) -> dict[str, Any]:
-        own: dict[str, tuple[Any, Any]] = {}
+        pairs: dict[str, tuple[Any, Any]] = {}
         merged: dict[str, Any] = {}
         for key, item in node.value:
             if key.tag == f"{_PLAIN}merge":
                 merged |= self._merged(item, key_path)
                 continue
             name = self._key(key)
-            if name in own:
+            if name in pairs:
                 self._count(key, key_path)
                 self.twice[*key_path, name] = key.start_mark.line + 1
-            own[name] = (key, item)
-        table = {name: self.value(item, (*key_path, name), key.start_mark.index) for name, (key, item) in own.items()}
+            pairs[name] = (key, item)
+        table = {name: self.value(item, (*key_path, name), key.start_mark.index) for name, (key, item) in pairs.items()}
         return {**merged, **table}
 
     def _merged(self, item: Any, key_path: KeyPath) -> dict[str, Any]:

@@ -235,9 +235,9 @@ def refuse_trainer(document: Document) -> None:
     keys = {str(key).replace("-", "_") for key in data}
     keys |= {f"{key}.{inner}" for key, table in data.items() if isinstance(table, dict) for inner in table}
     for row in _TRAINERS["table"]:
-        if keys.issuperset(told := row["keys"].split()):
+        if keys.issuperset(signs := row["keys"].split()):
             says = _TRAINERS[row.get("says", "says")]
-            raise ObjectiveError(f"{document.path.name} is a config of {row['name']} ({', '.join(told)}), {says}.")
+            raise ObjectiveError(f"{document.path.name} is a config of {row['name']} ({', '.join(signs)}), {says}.")
     if {"apiVersion", "kind"} <= keys:
         raise ObjectiveError(
             f"{document.path.name} is a Kubernetes manifest ({cut(str(data['kind']))}), of which no command is read: "

@@ -46,16 +46,18 @@ def read(document: Document) -> Config:
 def _accelerators(reader: ConfigReader) -> list[tuple[str, int]]:
     """The GPUs that each node may have: names as presets write them, and how many."""
     resources = reader.table("resources")
-    choices = [resources, *(resources.get("any_of") or ()), *(resources.get("ordered") or ())]
+    others = [resources.get(key) for key in ("any_of", "ordered")]
+    choices = [resources, *(choice for other in others if isinstance(other, list) for choice in other)]
     listed: list[tuple[str, int]] = []
     for choice in choices:
-        asked: Any = choice.get("accelerators") if isinstance(choice, dict) else None
-        words = asked if isinstance(asked, list) else [asked] if isinstance(asked, str) else []
-        pairs = [*asked.items()] if isinstance(asked, dict) else [str(word).partition(":")[::2] for word in words]
-        for name, count in pairs:
-            if not re.fullmatch(r"\d{1,4}(\.\d+)?", str(count or 1)):
-                raise reader.error(_ASKED, count, "must be a number of GPUs behind their name, as in H100:8")
-            listed.append((re.sub(r"gb$", "g", str(name).lower()), math.ceil(float(count or 1))))
+        value: Any = choice.get("accelerators") if isinstance(choice, dict) else None
+        entries = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        pairs = [*value.items()] if isinstance(value, dict) else [str(entry).partition(":")[::2] for entry in entries]
+        for name, stated in pairs:
+            count = "1" if stated in ("", None) else str(stated)
+            if not re.fullmatch(r"\d{1,4}(\.\d+)?", count) or float(count) == 0:
+                raise reader.error(_ASKED, stated, "must be a number of GPUs behind their name, as in H100:8")
+            listed.append((re.sub(r"gb$", "g", str(name).lower()), math.ceil(float(count))))
     return listed
 
 

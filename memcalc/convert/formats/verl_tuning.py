@@ -144,12 +144,12 @@ def read_easy_r1(document: Document, keys: KeyTable, read_verl: Callable[[Docume
     stated = {verl: reader.raw(easy, defaults.get(easy)) for verl, easy in names.items()}
     stated |= _of_samples(reader, names)
     spans = {split_key(verl): split_key(easy) for verl, easy in names.items()}
-    own = Document(
+    translated = Document(
         document.path, document.kind, document.text, nested(stated),
         lambda: {at: document.spans[of] for at, of in spans.items() if of in document.spans},
         {at: document.unknown[of] for at, of in spans.items() if of in document.unknown}, document.part,
     )  # fmt: skip
-    config = read_verl(own)
+    config = read_verl(translated)
     settings = [_named_by(setting, reader, names) for setting in config.settings if setting.name != "rl.sleep"]
     reader.set("rl.sleep", "1", "worker.rollout")
     reader.note("note", "MC004", "worker", "EasyR1's phases are counted as those of verl 0.10")
@@ -174,7 +174,7 @@ def _of_samples(reader: ConfigReader, names: dict[str, str]) -> dict[str, Any]:
     longest = sum(reader.integer(f"data.max_{part}_length", 512) or 512 for part in ("prompt", "response"))
     filled = reader.flag("worker.actor.dynamic_batching", True)
     actor, rollout, reference = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref"))
-    words = (
+    limits = (
         ("ppo_max_token_len", "log_prob_max_token_len")
         if filled
         else ("ppo_micro_batch_size", "log_prob_micro_batch_size")
@@ -182,15 +182,15 @@ def _of_samples(reader: ConfigReader, names: dict[str, str]) -> dict[str, Any]:
     each = longest if filled else 1
     stated: dict[str, Any] = {}
     for part, word, key, default in (
-        (actor, words[0], update, 4),
-        (rollout, words[1], passes, 16),
-        (reference, words[1], passes, 16),
+        (actor, limits[0], update, 4),
+        (rollout, limits[1], passes, 16),
+        (reference, limits[1], passes, 16),
     ):
         names[name := f"{part}.{word}_per_gpu"] = key
         stated[name] = (reader.integer(key, default, low=1) or default) * each
-    kept, in_loss = not reader.flag("algorithm.disable_kl"), reader.flag(key := "algorithm.use_kl_loss")
+    refers, in_loss = not reader.flag("algorithm.disable_kl"), reader.flag(key := "algorithm.use_kl_loss")
     names[f"{actor}.use_kl_loss"] = key
-    return stated | {f"{actor}.use_kl_loss": kept and in_loss, "algorithm.use_kl_in_reward": kept and not in_loss}
+    return stated | {f"{actor}.use_kl_loss": refers and in_loss, "algorithm.use_kl_in_reward": refers and not in_loss}
 
 
 def _refuse_of_easy_r1(reader: ConfigReader, keys: KeyTable) -> None:

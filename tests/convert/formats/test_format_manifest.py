@@ -63,9 +63,17 @@ def test_of_several_gpus_one_is_asked_for(tmp_path: Path) -> None:
     assert checked(tmp_path, text, gpu="h100").estimate.hardware.gpus == 16
 
 
-def test_a_number_of_gpus_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"task\.yaml line 3: resources\.accelerators 'many'"):
-        checked(tmp_path, TASK.format(accelerators="H100:many"))
+@pytest.mark.parametrize("count", ["many", "0", "-8", "8e3"])
+def test_a_number_of_gpus_that_is_none_is_refused(tmp_path: Path, count: str) -> None:
+    with pytest.raises(InputError, match=rf"task\.yaml line 3: resources\.accelerators '{count}'"):
+        checked(tmp_path, TASK.format(accelerators=f"H100:{count}"))
+
+
+@pytest.mark.parametrize("other", ["3", "{any_of: 3}", "{ordered: {accelerators: H100:8}}", "{any_of: [3, [4]]}"])
+def test_resources_of_another_form_ask_for_the_gpus(tmp_path: Path, other: str) -> None:
+    text = TASK.replace("resources:\n  accelerators: {accelerators}\n", f"resources: {other}\n").replace("{{", "{")
+    with pytest.raises((InputError, MissingError), match=r"--gpu|must be a table"):
+        checked(tmp_path, text.replace("}}", "}"))
 
 
 def test_commands_that_train_nothing_say_so(tmp_path: Path) -> None:
