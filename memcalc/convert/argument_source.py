@@ -39,6 +39,8 @@ def format_of(launch: Launch) -> str:
         return "swift_megatron" if match[1] else "swift"
     if any(token.text.lstrip("+").startswith("actor_rollout_ref.") for token in launch.arguments):
         return "verl"
+    if script == "verl.trainer.main" and launch.arguments:  # EasyR1's
+        return "verl"
     if re.search(r"(^|[./])verl[./]trainer[./]sft_trainer(_ray)?(\.py)?$", script):
         return "verl_tuning"
     if re.search(r"(^|/)examples/run_(grpo|dpo|rm|ppo|sft)\w*\.py$", script) and launch.arguments:
@@ -183,8 +185,13 @@ class ArgumentSource:
         return self._over_config(name, config, tokens)
 
     def _verl(self, name: str) -> list[Reference]:
-        """`key=value`, over the file of `--config-name` where that is none of verl's own trainers."""
+        """`key=value`, over the file of `--config-name` (EasyR1's `config=`) where that is none of verl's own."""
         pairs = self._document([Token(f"command={self.launch.script}"), *self.launch.arguments], pairs=True)
+        if self.launch.script == "verl.trainer.main" and ("config" in pairs.data or ("config",) in pairs.unknown):
+            unknown = pairs.unknown.get(("config",), "")
+            return [
+                Reference(name, path=str(pairs.data.get("config", "")), field="config", over=pairs, unknown=unknown)
+            ]
         config, folder = pairs.data.get("config_name"), str(pairs.data.get("config_path", ""))
         stem = str(config or "").removesuffix(".yaml")
         if not stem or stem.endswith("trainer"):

@@ -72,6 +72,8 @@ class Document:
     """Flags whose value only a run of the script could tell, and the variable that has it."""
     part: bool = False
     """Whether it is a part of a larger text, such as the flags of a script's command."""
+    twice: Mapping[KeyPath, int] = field(default_factory=dict)
+    """Keys of a YAML text that stand more than once, with the line of the last, which counts."""
 
     @cached_property
     def spans(self) -> dict[KeyPath, Span]:
@@ -107,8 +109,8 @@ def parse_document(path: Path, text: str, kind: Kind) -> Document:
     if kind == "toml":
         return Document(path, kind, text, _toml(path, text), lambda: _toml_spans(text))
     if kind == "yaml":
-        data, spans = read_yaml(path, text)
-        return Document(path, kind, text, _table(path, data), lambda: spans)
+        data, spans, twice = read_yaml(path, text)
+        return Document(path, kind, text, _table(path, data), lambda: spans, twice=twice)
     return Document(path, "shell", text, {})
 
 
@@ -246,11 +248,12 @@ _PLAIN = "tag:yaml.org,2002:"
 _TABLES = frozenset({f"{_PLAIN}map", f"{_PLAIN}seq"})
 
 
-def read_yaml(path: Path, text: str) -> tuple[Any, dict[KeyPath, Span]]:
-    """Return the plain data of a YAML text, and where each value stands.
+def read_yaml(path: Path, text: str) -> tuple[Any, dict[KeyPath, Span], dict[KeyPath, int]]:
+    """Return the plain data of a YAML text, where each value stands, and the keys that stand more than once.
 
-    Raises :class:`memcalc.errors.FileError` for Python tags and the like, more than one document, keys that stand
-    twice or are no texts, nesting beyond 64, and aliases that stand for more than 50,000 values in all.
+    Of those the last counts, as for PyYAML. Raises :class:`memcalc.errors.FileError` for Python tags and the like, more
+    than one document, keys that are no texts, nesting beyond 64, and aliases that stand for more than 50,000 values in
+    all.
     """
     yaml = _library(path)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -263,9 +266,9 @@ def read_yaml(path: Path, text: str) -> tuple[Any, dict[KeyPath, Span]]:
         problem = getattr(error, "problem", None) or "not well formed"
         raise FileError("file", str(path), f"must be YAML: {problem}{where}") from None
     if node is None:
-        return {}, {}
+        return {}, {}, {}
     walk = _Walk(path, yaml, loader)
-    return walk.value(node, ()), walk.spans
+    return walk.value(node, ()), walk.spans, walk.twice
 
 
 def _library(path: Path = Path("*.yaml")) -> Any:
@@ -292,6 +295,7 @@ class _Walk:
         self.path, self.yaml = path, yaml
         self.construct = loader("").construct_object
         self.spans: dict[KeyPath, Span] = {}
+        self.twice: dict[KeyPath, int] = {}
         self.left = MOST_VALUES
 
     def value(self, node: Any, key_path: KeyPath, key: int | None = None) -> Any:
@@ -316,16 +320,18 @@ class _Walk:
             raise self._wrong(node, f"must nest at most {DEEPEST} tables")
 
     def _table(self, node: Any, key_path: KeyPath) -> dict[str, Any]:
-        table: dict[str, Any] = {}
+        pairs: dict[str, tuple[Any, Any]] = {}
         merged: dict[str, Any] = {}
         for key, item in node.value:
             if key.tag == f"{_PLAIN}merge":
                 merged |= self._merged(item, key_path)
                 continue
             name = self._key(key)
-            if name in table:
-                raise self._wrong(key, f"has the key {name[:60]!r} twice")
-            table[name] = self.value(item, (*key_path, name), key.start_mark.index)
+            if name in pairs:
+                self._count(key, key_path)
+                self.twice[*key_path, name] = key.start_mark.line + 1
+            pairs[name] = (key, item)
+        table = {name: self.value(item, (*key_path, name), key.start_mark.index) for name, (key, item) in pairs.items()}
         return {**merged, **table}
 
     def _merged(self, item: Any, key_path: KeyPath) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any, NoReturn
 
 from memcalc.catalog import read_toml
+from memcalc.convert.document import Document
 from memcalc.errors import FragmentError, IdleError, ObjectiveError, UnknownFormatError, cut
 
 _TABLES = read_toml(files("memcalc.convert") / "objectives.toml")
@@ -29,6 +30,7 @@ ALGORITHMS = {
 ROLES = ("verl", "verl_tuning", "openrlhf", "nemo_rl")
 """Formats of post-training, whose arguments say what is trained."""
 SUPERVISED = "has no figures for this"
+_TRAINERS = _TABLES["trainers"]
 _SWITCHES = re.compile(_TABLES["switches"]["choose"])
 _IDLE_SWITCHES = re.compile(_TABLES["switches"]["idle"])
 _FORKS = re.compile(_TABLES["switches"]["forks"])
@@ -225,3 +227,19 @@ def refuse_unknown(where: str, *, fragment: bool) -> NoReturn:
             "--gpu 3090 --framework hf --lora 16 --quantize nf4 --recompute full, or the config files that it reads"
         )
     raise UnknownFormatError("file", where, allowed)
+
+
+def refuse_trainer(document: Document) -> None:
+    """Refuse a config of a trainer that is known by its keys and not read, so that none is taken for another's."""
+    data = document.data if isinstance(document.data, dict) else {}
+    keys = {str(key).replace("-", "_") for key in data}
+    keys |= {f"{key}.{inner}" for key, table in data.items() if isinstance(table, dict) for inner in table}
+    for row in _TRAINERS["table"]:
+        if keys.issuperset(signs := row["keys"].split()):
+            says = _TRAINERS[row.get("says", "says")]
+            raise ObjectiveError(f"{document.path.name} is a config of {row['name']} ({', '.join(signs)}), {says}.")
+    if {"apiVersion", "kind"} <= keys:
+        raise ObjectiveError(
+            f"{document.path.name} is a Kubernetes manifest ({cut(str(data['kind']))}), of which no command is read: "
+            "give the script that its container starts, or its command as one."
+        )

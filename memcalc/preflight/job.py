@@ -11,7 +11,7 @@ from memcalc import api
 from memcalc.convert.config import JOB_KEYS, Config, Finding, Reference, Setting, Severity
 from memcalc.convert.document import Document, inside, overlay, parse_document, read_document
 from memcalc.convert.formats import get_format, recognise
-from memcalc.convert.formats.base import COMMITS, shipped
+from memcalc.convert.formats.base import COMMITS, read_config, shipped
 from memcalc.convert.formats.fsdp2 import MARKER
 from memcalc.errors import (
     FileError,
@@ -104,7 +104,7 @@ class _References:
     def take(self, text: Document, name: str) -> None:
         """Keep the config of a document, and go on to its references."""
         form = get_format(name) if name else recognise(text)
-        config = form.read(text)
+        config = read_config(form, text)
         if form.name == "launch":
             config = _with_own_script(config)
         self.configs.append(config)

@@ -135,7 +135,7 @@ def known_text(path: Path) -> str | None:
         return None
     try:
         document = read_document(path)
-        unread = ("unread", "launch") if path.suffix.lower() == ".py" else ("unread",)
-        return None if recognise(document).name in unread else document.text
+        form = recognise(document).name
     except MemcalcError:
         return None
+    return None if form == "launch" and path.suffix.lower() == ".py" else document.text

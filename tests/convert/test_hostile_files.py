@@ -16,9 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from memcalc.convert.document import read_document
 from memcalc.errors import FileError, MemcalcError, MissingError
 from memcalc.preflight import check
+from memcalc.results.check import Check
 
 MEMORY = 1 << 30
 """Bytes that a case may use beyond what the process has as it begins."""
@@ -82,7 +85,6 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "yaml own tag": ("c.yaml", "a: !vault x\n", "without the tag !vault"),
     "yaml binary": ("c.yaml", "a: !!binary aGk=\n", "without the tag"),
     "yaml two documents": ("c.yaml", "a: 1\n---\nb: 2\n", "another document"),
-    "yaml twice": ("c.yaml", "a: 1\na: 2\n", "has the key"),
     "yaml keys": ("c.yaml", "[1, 2]: 3\n", "texts as keys"),
     "yaml list": ("c.yaml", "- 1\n- 2\n", "must be a table"),
     "yaml text": ("c.yaml", "hello\n", "must be a table"),
@@ -94,6 +96,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "yaml date": ("c.yaml", "a: 9999-99-99\n", "usual size"),
     "yaml tabs": ("c.yaml", "a:\n\tb: 1\n", "must be YAML"),
     "yaml anchor": ("c.yaml", "a: *b\n", "must be YAML"),
+    "yaml twice many": ("c.yaml", "a: {b: 1}\n" * 60_000, "must be at most"),
     "yaml wide": ("c.yaml", "".join(f"k{at}: 1\n" for at in range(60_000)), "must be at most"),
     "json deep": ("c.json", '{"a":' * DEEP, "nesting"),
     "json deep lists": ("c.json", '{"a": ' + "[" * DEEP + "]" * DEEP + "}", "nesting"),
@@ -327,3 +330,24 @@ def test_where_yaml_cannot_be_read_the_file_and_the_cure_are_named(
     path.write_text("output_dir: out\n", encoding="utf-8")
     with pytest.raises(FileError, match=r"sft\.yaml': YAML needs PyYAML: pip install 'memcalc\[configs\]'"):
         check([str(path)], **GIVEN)
+
+
+def test_of_a_key_that_stands_twice_the_last_counts_as_for_pyyaml(tmp_path: Path) -> None:
+    """axolotl, TRL and Accelerate read by `yaml.safe_load` (PyYAML 6.0.3); a whole table gives way to the last one."""
+    text = "base_model: x\nmicro_batch_size: 7\nsequence_len: 64\nlora: {a: {b: 1}}\nmicro_batch_size: 2\nlora: 3\n"
+    path = tmp_path / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert read_document(path).data == yaml.safe_load(text)
+    result = check([str(path)], **{**GIVEN, "micro_batch": None})
+    assert isinstance(result, Check)
+    assert result.estimate.strategy.micro_batch == 2
+    told = {finding.field: finding for finding in result.files[0].findings if finding.code == "MC003"}
+    assert (told["micro_batch_size"].line, told["lora"].line) == (5, 6)
+    assert "stands twice: the last counts" in told["lora"].message
+
+
+def test_a_key_that_stands_twice_stops_what_omegaconf_reads(tmp_path: Path) -> None:
+    """LLaMA-Factory's and torchtune's parsers raise "found duplicate key" (OmegaConf 2.3)."""
+    path = tmp_path / "a.yaml"
+    path.write_text("model_name_or_path: x\nstage: sft\nfinetuning_type: full\ncutoff_len: 8\ncutoff_len: 9\n")
+    refused(path, "has the key 'cutoff_len' twice (line 5), at which LLaMA-Factory")

@@ -54,6 +54,7 @@ def test_a_script_that_trains_is_no_other_work(script: str) -> None:
         "tools/preprocess_data.py", "convert_pretrained_checkpoint.py", "examples/chatbot.py", "lm_eval", "eval/run.py",
         "merge_lora.py", "prepare_sft_data.py", "generate_train_data.py", "vllm.entrypoints.openai.api_server",
         "evaluate_finetuned.py", "embed_datasets.py", "train_tokenizer/convert.py",
+        "examples/conversion/hf_megatron_roundtrip_multi_gpu.py", "run_conversion.py",
     ],
 )  # fmt: skip
 def test_other_work_is_known_by_its_name(script: str) -> None:

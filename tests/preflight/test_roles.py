@@ -790,3 +790,98 @@ def test_what_changes_nothing_in_verls_arguments_is_no_warning(tmp_path: Path) -
     assert words(tmp_path, "run.sh", text)["trainer"] == "fsdp2"
     answer = memcalc.check([str(tmp_path / "run.sh")], gpu="h100")
     assert not [warning for warning in answer.warnings if "is not a setting" in warning]
+
+
+EASY_R1 = """\
+data: {max_prompt_length: 2048, max_response_length: 2048, rollout_batch_size: 512}
+algorithm: {adv_estimator: grpo, use_kl_loss: true}
+worker:
+  actor:
+    global_batch_size: 128
+    micro_batch_size_per_device_for_update: 1
+    micro_batch_size_per_device_for_experience: 2
+    model: {model_path: Qwen/Qwen2.5-7B-Instruct}
+    offload: {offload_params: true, offload_optimizer: true}
+    colour: red
+  rollout: {n: 5, tensor_parallel_size: 2}
+  ref: {fsdp: {enable_cpu_offload: true}}
+"""
+
+
+def test_easy_r1_is_read_by_its_own_keys(tmp_path: Path) -> None:
+    """EasyR1 b44b311 dp_actor.py: micro-batches of as many tokens as that many of the longest samples have.
+
+    Its defaults (config.py) are 0.6 of each GPU for the engine, which sleeps with its weights in host memory.
+    """
+    (tmp_path / "config.yaml").write_text(EASY_R1, encoding="utf-8")
+    script = tmp_path / "run.sh"
+    flags = "data.max_response_length=4096 trainer.n_gpus_per_node=4"
+    script.write_text(f"python3 -m verl.trainer.main config=config.yaml {flags}\n", encoding="utf-8")
+    configs = read_files([str(script)])
+    config = next(config for config in configs if config.format == "verl")
+    said = {setting.name: setting.value for setting in config.settings}
+    assert (said["rl.micro_tokens"], said["rl.logprob_tokens"]) == (6144, 2 * 6144)
+    assert (said["rl.mini_batch"], said["rl.prompts"], said["rl.samples"]) == (640, 512, 5)
+    assert (said["rl.utilization"], said["rl.sleep"], said["rl.park"]) == (0.6, "1", "params,optimizer")
+    assert (said["rl.trainer"], said["recompute"], said["rl.reference"]) == ("fsdp1", "full", True)
+    places = {setting.name: (setting.field, setting.default) for setting in config.settings}
+    assert places["rl.mini_batch"] == ("worker.actor.global_batch_size", False)
+    assert places["rl.utilization"] == ("worker.rollout.gpu_memory_utilization", True)
+    assert [finding.field for finding in config.findings if finding.code == "MC001"] == ["worker.actor.colour"]
+    result = check([str(script)], gpu="h100")
+    assert isinstance(result, Rl)
+    assert result.hardware.gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("worker.actor.model.lora.rank=64", "adapters over 16-bit weights by EasyR1"),
+        ("worker.actor.optim.strategy=adamw_bf16", "another optimizer than AdamW"),
+        ("algorithm.adv_estimator=gae", "its critic"),
+        ("worker.actor.ulysses_size=2", "sequences that ranks share"),
+        ("worker.ref.fsdp.enable_cpu_offload=false", "a reference that stays on the GPUs"),
+    ],
+)
+def test_what_easy_r1_does_otherwise_is_refused_by_its_key(tmp_path: Path, change: str, said: str) -> None:
+    (tmp_path / "config.yaml").write_text(EASY_R1, encoding="utf-8")
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main config=config.yaml {change}\n", encoding="utf-8")
+    with pytest.raises(ObjectiveError, match=f"{change.replace('=', ' ')}: memcalc has no figures for {said}"):
+        check([str(script)], gpu="h100")
+
+
+def test_search_r1_samples_by_agents(tmp_path: Path) -> None:
+    """Search-R1 a14dc3a trainer/ppo/ray_trainer.py repeats each prompt `n_agent` times before it generates."""
+    script = tmp_path / "run.sh"
+    script.write_text(VERL.replace("rollout.n=8", "rollout.n_agent=5"), encoding="utf-8")
+    settings = [setting for config in read_files([str(script)]) for setting in config.settings]
+    assert [setting.value for setting in settings if setting.name == "rl.samples"] == [5]
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "gpu", "tp", "enough"),
+    [
+        ("1.5B", 2, "rtx-4090", 2, True), ("3B", 4, "a100-40g", 2, True), ("7B", 8, "a100-40g", 2, True),
+        ("32B", 16, "a100-80g", 4, True), ("72B", 32, "a100-80g", 8, True), ("7B", 4, "a100-40g", 2, False),
+        ("32B", 8, "a100-80g", 4, False),
+    ],
+)  # fmt: skip
+def test_easy_r1_needs_the_gpus_that_its_readme_says(
+    tmp_path: Path, size: str, gpus: int, gpu: str, tp: int, *, enough: bool
+) -> None:
+    """README of EasyR1 b44b311, full fine-tuning by AMP; half of the GPUs are those of its 16-bit mode alone."""
+    (tmp_path / "config.yaml").write_text(EASY_R1, encoding="utf-8")
+    each = min(gpus, 8)
+    flags = {
+        "worker.actor.model.model_path": f"Qwen/Qwen2.5-{size}-Instruct",
+        "worker.rollout.tensor_parallel_size": tp,
+        "trainer.n_gpus_per_node": each,
+        "trainer.nnodes": gpus // each,
+    }
+    script = tmp_path / "run.sh"
+    words = " ".join(f"{key}={value}" for key, value in flags.items())
+    script.write_text(f"python3 -m verl.trainer.main config=config.yaml {words}\n", encoding="utf-8")
+    result = check([str(script)], gpu=gpu)
+    assert isinstance(result, Rl)
+    assert (result.verdict != "does-not-fit") is enough

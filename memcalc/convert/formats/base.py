@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
-from memcalc.convert.config import Config
+from memcalc.convert.config import Config, Finding
 from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_document, write_yaml
-from memcalc.errors import CombinationError, UnknownFormatError, UnknownNameError
+from memcalc.convert.objectives import refuse_trainer
+from memcalc.errors import CombinationError, FileError, UnknownFormatError, UnknownNameError, cut
 from memcalc.files import document_text
 from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, needs_of
 from memcalc.specs.strategy import Strategy
@@ -137,16 +139,20 @@ class ConfigJob:
 
 
 FORMATS: dict[str, tuple[Kind, ...]] = {
-    "unread": ("yaml", "json", "toml"), "deepspeed": ("json",),
+    "deepspeed": ("json",),
     "fsdp2": ("shell",), "torchtitan": ("toml",), "megatron": ("yaml",), "swift_megatron": ("yaml", "json"),
     "swift": ("yaml", "json"), "axolotl": ("yaml",),
     "llamafactory": ("yaml", "json"), "torchtune": ("yaml", "flags"), "litgpt": ("yaml", "flags"),
     "verl_tuning": ("yaml",), "verl": ("yaml",), "nemo_rl": ("yaml",), "openrlhf": ("flags",),
     "accelerate": ("yaml", "json"), "trainer": ("json", "yaml", "flags"),
-    "fsdp_config": ("json",), "foundry": ("yaml",), "launch": ("shell",),
+    "fsdp_config": ("json",), "foundry": ("yaml",), "manifest": ("yaml",), "launch": ("shell",),
 }  # fmt: skip
 """Names of the formats, each a module of this package, and the kinds of document that it is known by; the most
 particular first, since the first that knows a document reads it. A module is imported for its own kinds alone."""
+BY_OMEGACONF = frozenset({"llamafactory", "torchtune", "verl_tuning", "verl", "nemo_rl", "foundry"})
+"""Formats whose framework stops at a YAML key that stands twice; PyYAML, by which the others read, takes the last."""
+MOST_TWICE = 16
+"""Keys that stand twice of which something is said."""
 WRITABLE = ("deepspeed", "accelerate", "trainer", "torchtitan", "megatron", "swift_megatron", "axolotl", "fsdp2")
 """Those that `memcalc export` writes."""
 
@@ -207,12 +213,30 @@ def get_format(name: str) -> Format:
 
 
 def recognise(document: Document) -> Format:
-    """The format that a document is of; refused by name where it is none that is known."""
+    """The format that a document is of; refused by name where it is none that is known, or none that is read."""
+    if document.kind not in ("shell", "flags"):
+        refuse_trainer(document)
     for name, kinds in FORMATS.items():
         if document.kind in kinds and (form := get_format(name)).recognise(document):
             return form
-    titles = ", ".join(get_format(name).title for name in FORMATS if name != "unread")
+    titles = ", ".join(get_format(name).title for name in FORMATS)
     raise UnknownFormatError("file", str(document.path), f"must be one of: {titles}")
+
+
+def read_config(form: Format, document: Document) -> Config:
+    """Return what a document says of a job, with a finding for each key that stands twice.
+
+    Raises :class:`memcalc.errors.FileError` where its framework stops at such a key.
+    """
+    config = form.read(document)
+    findings = []
+    for key_path, line in islice(document.twice.items(), MOST_TWICE):
+        key = cut(".".join(map(str, key_path)))
+        if form.name in BY_OMEGACONF:
+            allowed = f"has the key {key!r} twice (line {line}), at which {form.software}'s parser stops"
+            raise FileError("file", str(document.path), allowed)
+        findings.append(Finding("warning", "MC003", key, f"{key} stands twice: the last counts", key_path=key_path))
+    return replace(config, findings=(*config.findings, *findings)) if findings else config
 
 
 def inner_document(document: Document, key_path: KeyPath) -> Document:

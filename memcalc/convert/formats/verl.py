@@ -16,7 +16,16 @@ from memcalc.convert.config import Config, ConfigReader, split_key
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.swift_megatron import VerlWorkers
-from memcalc.convert.formats.verl_tuning import TRAINERS, plain, same_model, set_attention, set_model, set_sharded
+from memcalc.convert.formats.verl_tuning import (
+    TRAINERS,
+    is_easy_r1,
+    plain,
+    read_easy_r1,
+    same_model,
+    set_attention,
+    set_model,
+    set_sharded,
+)
 from memcalc.convert.objectives import ALGORITHMS, method_of_script, refuse_idle, refuse_method
 from memcalc.errors import ObjectiveError, cut
 
@@ -38,7 +47,9 @@ _TOKENS = 16384
 
 
 def read(document: Document) -> Config:
-    """Return what verl's keys say of a job."""
+    """Return what verl's keys say of a job, or those of EasyR1."""
+    if is_easy_r1(document):
+        return read_easy_r1(document, KEYS, read)
     reader = ConfigReader(replace(document, data=plain(document.data, document.data)), "verl", "verl 0.10")
     if parent := _parent(reader):
         child = replace(document, data={key: value for key, value in document.data.items() if key != "defaults"})
@@ -153,7 +164,9 @@ def _lengths(reader: ConfigReader) -> None:
     reader.set_integer("rl.prompt", "data.max_prompt_length", 512)
     reader.set_integer("rl.response", "data.max_response_length", 512)
     reader.set_integer("rl.prompts", "data.train_batch_size", 1024)
-    reader.set_integer("rl.samples", f"{_ROLLOUT}.n", 1)
+    agents = reader.integer(agent := f"{_ROLLOUT}.n_agent", 1, low=1) or 1  # Search-R1: repeats each prompt before
+    each = reader.integer(sample := f"{_ROLLOUT}.n", 1, low=1) or 1
+    reader.set("rl.samples", each * agents, agent if agents > 1 else sample)
     key = f"{_ACTOR}.ppo_mini_batch_size"  # of prompts (trainer/ppo/ray_trainer.py)
     prompts, samples = reader.integer(key, 256, low=1), reader.integer(f"{_ROLLOUT}.n", 1, low=1)
     if prompts and samples and not {split_key(key), split_key(f"{_ROLLOUT}.n")} & reader.document.unknown.keys():
@@ -358,7 +371,7 @@ def _critic_batches(reader: ConfigReader) -> None:
 
 
 def _recognise(document: Document) -> bool:
-    return isinstance(document.data, dict) and isinstance(document.data.get(ROLES), dict)
+    return is_easy_r1(document) or (isinstance(document.data, dict) and isinstance(document.data.get(ROLES), dict))
 
 
 FORMAT = Format("verl", "verl's config", "verl 0.10", _recognise, read, kind="yaml", launched=True)

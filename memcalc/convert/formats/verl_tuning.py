@@ -1,5 +1,7 @@
 """verl's supervised fine-tuning: overrides behind `torchrun -m verl.trainer.sft_trainer`, or a YAML of the same keys.
 
+Beside it stands what its configs share with those of post-training, and EasyR1's, a fork's, in verl's words.
+
 verl 0.10 (1dda039b): trainer/sft_trainer.py, sft_trainer_ray.py, trainer/config/sft_trainer_engine.yaml, and the files
 of its defaults, model/hf_model.yaml and engine/fsdp.yaml. A step is the update of verl's policies without the entropy:
 log-probabilities of packed rows, by the same engine (workers/utils/losses.py, sft_loss). The trainer before it,
@@ -9,12 +11,13 @@ fsdp_sft_trainer, has another loss, and is not read. Models and FSDP's engines h
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from memcalc.convert.config import Config, ConfigReader, split_key
+from memcalc.convert.config import Config, ConfigReader, Setting, split_key
 from memcalc.convert.document import Document
-from memcalc.convert.formats.base import Format, key_table
+from memcalc.convert.formats.base import Format, KeyTable, key_table, nested
 from memcalc.convert.formats.tuning import targets_of
 from memcalc.errors import ObjectiveError, cut
 
@@ -117,6 +120,89 @@ def same_model(reader: ConfigReader, says: dict[str, str]) -> dict[str, str]:
     """What is said of keys, without that of a model's config where no more than the kernel of attention is another."""
     same = [key for key in says if key.endswith(".override_config") and _overrides(reader, key).keys() <= _KERNEL]
     return {key: text for key, text in says.items() if key not in same}
+
+
+def is_easy_r1(document: Document) -> bool:
+    """Whether a config is EasyR1's: its roles are tables of `worker`, or its `command` is the fork's own."""
+    data = document.data if isinstance(document.data, dict) else {}
+    worker = data.get("worker")
+    return data.get("command") == "verl.trainer.main" or (
+        isinstance(worker, dict) and {"actor", "rollout"} <= {*worker}
+    )
+
+
+def read_easy_r1(document: Document, keys: KeyTable, read_verl: Callable[[Document], Config]) -> Config:
+    """Return what EasyR1's keys say of a job, as those of verl with the same meaning do.
+
+    Its phases are verl's, with the reference in host memory by FSDP, samples that fill micro-batches of as many tokens
+    as their longest ones have, and an engine that keeps its weights in host memory (sharding_manager/fsdp_vllm.py).
+    """
+    reader = ConfigReader(replace(document, data=plain(document.data, document.data)), "verl", "EasyR1 0.3")
+    _refuse_of_easy_r1(reader, keys)
+    names = {verl: easy for easy, verl in keys.tables["easy_r1"].items()}
+    defaults = keys.tables["easy_r1_defaults"]
+    stated = {verl: reader.raw(easy, defaults.get(easy)) for verl, easy in names.items()}
+    stated |= _of_samples(reader, names)
+    spans = {split_key(verl): split_key(easy) for verl, easy in names.items()}
+    translated = Document(
+        document.path, document.kind, document.text, nested(stated),
+        lambda: {at: document.spans[of] for at, of in spans.items() if of in document.spans},
+        {at: document.unknown[of] for at, of in spans.items() if of in document.unknown}, document.part,
+    )  # fmt: skip
+    config = read_verl(translated)
+    settings = [_named_by(setting, reader, names) for setting in config.settings if setting.name != "rl.sleep"]
+    reader.set("rl.sleep", "1", "worker.rollout")
+    reader.note("note", "MC004", "worker", "EasyR1's phases are counted as those of verl 0.10")
+    reader.harmless(*keys.lists["easy_r1"])
+    says = reader.finish()
+    return replace(says, settings=(*settings, *says.settings), findings=(*config.findings, *says.findings))
+
+
+def _named_by(setting: Setting, reader: ConfigReader, names: dict[str, str]) -> Setting:
+    """A setting with EasyR1's key, by default where that is not said."""
+    key = names.get(setting.field, setting.field)
+    silent = key in names.values() and not reader.has(key) and not setting.unknown
+    return replace(setting, field=key, key_path=split_key(key), default=setting.default or silent)
+
+
+def _of_samples(reader: ConfigReader, names: dict[str, str]) -> dict[str, Any]:
+    """Micro-batches and the reference in verl's words, noted among the ``names``.
+
+    Micro-batches that are filled have as many tokens as that many of the longest samples (actor/dp_actor.py).
+    """
+    update, passes = (f"worker.actor.micro_batch_size_per_device_for_{phase}" for phase in ("update", "experience"))
+    longest = sum(reader.integer(f"data.max_{part}_length", 512) or 512 for part in ("prompt", "response"))
+    filled = reader.flag("worker.actor.dynamic_batching", True)
+    actor, rollout, reference = (f"actor_rollout_ref.{role}" for role in ("actor", "rollout", "ref"))
+    limits = (
+        ("ppo_max_token_len", "log_prob_max_token_len")
+        if filled
+        else ("ppo_micro_batch_size", "log_prob_micro_batch_size")
+    )
+    each = longest if filled else 1
+    stated: dict[str, Any] = {}
+    for part, word, key, default in (
+        (actor, limits[0], update, 4),
+        (rollout, limits[1], passes, 16),
+        (reference, limits[1], passes, 16),
+    ):
+        names[name := f"{part}.{word}_per_gpu"] = key
+        stated[name] = (reader.integer(key, default, low=1) or default) * each
+    refers, in_loss = not reader.flag("algorithm.disable_kl"), reader.flag(key := "algorithm.use_kl_loss")
+    names[f"{actor}.use_kl_loss"] = key
+    return stated | {f"{actor}.use_kl_loss": refers and in_loss, "algorithm.use_kl_in_reward": refers and not in_loss}
+
+
+def _refuse_of_easy_r1(reader: ConfigReader, keys: KeyTable) -> None:
+    """Refuse values without figures, and a reference that stays on the GPUs beside what is trained."""
+    rows = dict(keys.tables["easy_r1_allowed"])
+    if not reader.flag("algorithm.disable_kl"):
+        rows["worker.ref.fsdp.enable_cpu_offload"] = {"known": ["true"], "says": "a reference that stays on the GPUs"}
+    for key, row in rows.items():
+        default = "false" if key.endswith("cpu_offload") else row["known"][0]
+        if (value := reader.text(key, default).lower()) not in row["known"]:
+            says = f"{key} {cut(value)}: memcalc has no figures for {row['says']} by EasyR1"
+            raise ObjectiveError(f"{reader.document.path.name} sets {says}.")
 
 
 def read(document: Document) -> Config:
