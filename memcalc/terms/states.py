@@ -291,6 +291,19 @@ def offloaded_states(grid: Grid) -> Array:
     return np.maximum(grid.offloaded("optimizer"), grid.offloaded("params") * grid.habits.full_shard)
 
 
+def main_width(census: ModelOnGrid) -> Array:
+    """Bytes an element of what the optimizer updates beside the weights.
+
+    DeepSpeed's ZeRO clones its shard even where the weights are as wide (stage_1_and_2.py,
+    single_partition_of_fp32_groups). Stage 3 would share them, but ``tensor.device == self.device`` compares a device
+    with its name and is never true (stage3.py, _create_fp32_partitions of 0.19.8).
+    """
+    width, engine = census.width("master"), census.grid.habits.zero_optimizer
+    if engine is None:
+        return width
+    return np.where((width == 0) & (census.grid.zero >= 1), census.width("parameter"), width)
+
+
 def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
     """Master weights and moments."""
     grid, kind = census.grid, kind_of(census.grid)
@@ -298,12 +311,13 @@ def optimizer_terms(census: ModelOnGrid) -> Iterator[Term]:
     formula = "n · w · ⌈P / N⌉, with the scales of 8-bit states"
     inputs = {"P": census.parameters, "N": shards(grid, 1)}
     aware = grid.fixed.precision_aware
-    master = master_bytes(updated_elements(census), census.width("master"))
+    width = main_width(census)
+    master = master_bytes(updated_elements(census), width)
     source = grid.habits.source
-    title = "main weights" if aware else "fp32 master weights"
+    title = "main weights" if aware else "fp32 master weights" if np.any(width > 2) else "master weights"
     # DeepSpeed's partition is made with its engine too (stage_1_and_2.py, single_partition_of_fp32_groups)
     early = grid.habits.zero_optimizer is not None or (grid.habits.persistent_gradients and not aware)
-    with_width = {"w": census.width("master"), **inputs}
+    with_width = {"w": width, **inputs}
     yield Term("optimizer", title, master * here, ALWAYS, "w · ⌈P / N⌉", source, with_width, with_model=early)
     if aware:
         yield narrow_moments_term(census)

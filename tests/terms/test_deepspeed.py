@@ -106,6 +106,30 @@ def test_states_of_stage_3_are_those_of_the_estimator() -> None:
     assert narrow == pytest.approx(2 * PARAMETERS / RANKS, abs=64)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp32", 4), ("bf16-autocast", 4)])
+def test_zero_updates_a_copy_of_weights_as_wide(stage: int, precision: str, width: int) -> None:
+    """0.19.8: stage_1_and_2.py clones each partition; stage3.py shares it where a device equals its name: never."""
+    book = ledger(stage, precision=precision)
+    assert amount(book, "step", "master weights") == pytest.approx(width * PARAMETERS / RANKS, abs=64)
+
+
+def test_without_zero_weights_as_wide_are_updated_themselves() -> None:
+    assert amount(ledger(0, precision="fp32"), "step", "master weights") == 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "peak", "within"), [("bf16-mixed", 25.74, 31.38, 0.005), ("bf16", 16.17, 18.93, 0.05)]
+)
+def test_a_published_run_with_narrow_states(precision: str, kept: float, peak: float, within: float) -> None:
+    """memory_allocated() and its maximum on 4 H100: DeepSpeedExamples, training/bf16_master_weight/README.md."""
+    run = next(run for run in read_runs().run if run.id == f"dsbf16-{precision}")
+    assert run.measured.allocated == round(peak * 2**30)
+    found = predict(run, Presets((), "none"))
+    assert found.phases["backward-end"] / 2**30 == pytest.approx(kept, rel=0.005)
+    assert found.peak.allocated / 2**30 == pytest.approx(peak, rel=within)
+
+
 def test_the_host_has_what_the_estimators_say() -> None:
     """``estimate_zero2`` and ``estimate_zero3`` (edaa722): 16 and 18 bytes a parameter, shared by a node's ranks.
 

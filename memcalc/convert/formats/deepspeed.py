@@ -69,12 +69,13 @@ def _batch(reader: ConfigReader) -> None:
 
 
 def _precision(reader: ConfigReader) -> None:
-    """`bf16` and `fp16` give 16-bit weights with an fp32 master; `torch_autocast` leaves the weights as loaded."""
+    """`bf16` and `fp16` give 16-bit weights with an fp32 master; `torch_autocast` runs over the weights as they are."""
     narrow = [name for name in ("bf16", "bfloat16", "fp16") if _enabled(reader, name)]
     if len(narrow) > 1:
         raise reader.error(f"{narrow[-1]}.enabled", True, f"{narrow[0]}.enabled is true too, and DeepSpeed takes one")
-    if _enabled(reader, "torch_autocast"):
-        dtype = reader.one_of("torch_autocast.dtype", _DTYPES, "bf16")
+    autocast = _enabled(reader, "torch_autocast")
+    dtype = reader.one_of("torch_autocast.dtype", _DTYPES, "bf16") if autocast else ""
+    if autocast and not narrow:
         reader.set("precision", f"{dtype}-autocast", "torch_autocast.enabled")
     elif not narrow:
         # what is auto or absent the Trainer and Accelerate fill in (set_mixed_precision of Accelerate's plugin)
@@ -92,6 +93,10 @@ def _precision(reader: ConfigReader) -> None:
             says = "only a part of the optimizer's states is 16-bit"
             reader.not_modelled({f"{narrow[0]}.{key}": says for key in on if on[key]})
         _messages(reader, name)
+        if autocast:  # engine.py, _configure_distributed_model: bf16 and fp16 cast the weights, autocast or not
+            reader.set("autocast", True, "torch_autocast.enabled")
+            if dtype != name:
+                reader.not_modelled({"torch_autocast.dtype": f"{dtype} products are made of {name} weights"})
     if width := reader.one_of("data_types.grad_accum_dtype", _DTYPES):
         reader.set("strategy.grad_accum_dtype", width, "data_types.grad_accum_dtype")
 

@@ -56,6 +56,11 @@ SAID: dict[str, dict[str, Any]] = {
     "autocast.json": {
         "micro_batch": 4, "precision": "bf16-autocast", "zero": 3, "optimizer": "lion", "optimizer_impl": "fused",
     },
+    "bf16_states.json": {
+        "micro_batch": 1, "accumulation": 1, "precision": "bf16", "autocast": True, "zero": 3, "optimizer": "adamw",
+        "optimizer_impl": "fused", "strategy.overlap_comm": True, "strategy.reduce_bucket_size": 50_000_000,
+        "strategy.persistence_threshold": 0,
+    },
     "zeropp.json": {
         "micro_batch": 4, "mixed": "bf16", "zero": 3, "strategy.reduce_bucket_size": 10_000_000,
         "strategy.overlap_comm": True,
