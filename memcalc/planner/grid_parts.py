@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, InputError
 from memcalc.planner import defaults
-from memcalc.planner.direct import some_blocks
+from memcalc.planner.direct import exists_in, some_blocks
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.parameters import model_count, shapes_of
 
@@ -50,7 +50,7 @@ def by_stages(grid: Grid, request: Request, habits: Habits, layers: int) -> list
 
 
 def _by_depth(grid: Grid, request: Request, habits: Habits, layers: int) -> list[Grid]:
-    """A grid apart for the stages of each size, since Megatron-LM counts the blocks of ``block-N`` in each stage.
+    """A grid apart for model chunks of each size, in each of which Megatron-LM counts the blocks of a policy.
 
     Policies that were asked for stay.
     """
@@ -61,8 +61,9 @@ def _by_depth(grid: Grid, request: Request, habits: Habits, layers: int) -> list
     parts: dict[tuple[str, ...], list[Layout]] = {}
     for layout in grid.layouts:
         at = grid.recomputes.index(of_all[0])
-        others = [name for name in grid.recomputes if name not in of_all]
-        policies = *others[:at], *some_blocks(-(-layers // layout.pp)), *others[at:]
+        blocks = -(-layers // (layout.pp * layout.vpp))
+        others = [name for name in grid.recomputes if name not in of_all and exists_in(name, blocks)]
+        policies = *others[:at], *some_blocks(blocks), *others[at:]
         parts.setdefault(policies, []).append(layout)
     return [replace(grid, recomputes=names, layouts=tuple(layouts)) for names, layouts in parts.items()]
 
