@@ -57,10 +57,10 @@ class Policy:
     def by_chunk(self) -> bool:
         """Whether each model chunk of a stage is treated by itself.
 
-        Megatron-LM counts from a chunk's first block: its loop is over the layers of one ``TransformerBlock``
-        (core/recompute.py of d98e8a64).
+        Megatron-LM's units end with a chunk: its loop is over the layers of one ``TransformerBlock`` (core/recompute.py
+        of d98e8a64). ``block-N`` counts the blocks of the whole stage, which come out even over its chunks.
         """
-        return self.kind in {"block", "uniform"}
+        return self.kind == "uniform"
 
     @property
     def treatment(self) -> str:
@@ -132,7 +132,7 @@ def counts(policy: Policy, layers: Array) -> Counts:
 def counts_of_chunks(policy: Policy, chunks: Sequence[Array]) -> Counts:
     """The same of stages that hold several model chunks, of so many blocks each.
 
-    >>> counts_of_chunks(parse_policy("block-2"), [np.array([3]), np.array([3])]).recomputed.tolist()
+    >>> counts_of_chunks(parse_policy("uniform-2"), [np.array([3]), np.array([3])]).treated.tolist()
     [4]
     """
     if not policy.by_chunk:

@@ -232,7 +232,7 @@ def policies(model: Model) -> list[str]:
 
 
 def exists_in(policy: str, blocks: int) -> bool:
-    """Whether a policy is another one than ``full`` on so many blocks, and what its name says.
+    """Whether a model chunk of so many blocks has units of blocks as large as a policy's name says.
 
     >>> exists_in("uniform-4", 4), exists_in("uniform-2", 1), exists_in("full", 1)
     (True, False, True)

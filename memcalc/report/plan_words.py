@@ -36,6 +36,9 @@ _COUNTED = {
     "uniform": "{} blocks per checkpoint",
 }
 
+_STAGED = " of each stage"
+"""What Megatron-LM counts its first blocks of."""
+
 
 def parallelism(strategy: Strategy, *, scheduled: bool = False) -> str:
     """Return how a plan is spread over GPUs, as its framework calls it; a dash where there is one GPU.
@@ -160,10 +163,8 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
     >>> from types import SimpleNamespace as Some
     >>> list(legend([Some(strategy=Some(recompute=name, pp=1)) for name in ("full", "block-8", "none")]))
     ['block-8: the first 8 blocks']
-    >>> list(legend([Some(strategy=Some(recompute="block-2", pp=4, vpp=1))]))
+    >>> list(legend([Some(strategy=Some(recompute="block-2", pp=4))]))
     ['block-2: the first 2 blocks of each stage']
-    >>> list(legend([Some(strategy=Some(recompute="block-2", pp=4, vpp=2))]))
-    ['block-2: the first 2 blocks of each model chunk']
     >>> list(legend([Some(strategy=Some(recompute=name, pp=1)) for name in ("uniform-2", "uniform-4")]))
     ['uniform-N: N blocks per checkpoint']
     >>> list(legend([Some(strategy=Some(recompute="modules:mlp,moe_act", pp=1))]))
@@ -171,8 +172,7 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
     """
     strategies = [plan.strategy for plan in plans]
     names = dict.fromkeys(strategy.recompute for strategy in strategies)
-    counting = [each for each in strategies if each.recompute.startswith("block-") and each.pp > 1]
-    of = f" of each {'model chunk' if any(each.vpp > 1 for each in counting) else 'stage'}" if counting else ""
+    piped = {"block"} if any(each.pp > 1 for each in strategies if each.recompute.startswith("block-")) else set()
     matches = {name: re.fullmatch(r"(every|segments|block|uniform)-(\d+)", name) for name in names}
     kinds = [counted[1] for counted in matches.values() if counted]
     texts: dict[str, str | None] = {}
@@ -182,7 +182,7 @@ def legend(plans: Iterable[Plan]) -> Iterator[str]:
             texts[name] = _POLICIES.get(name) if modules == name else f"{modules.replace(',', ', ')} of each block"
         else:
             number = counted[2] if kinds.count(counted[1]) == 1 else "N"
-            texts[f"{counted[1]}-{number}"] = _COUNTED[counted[1]].format(number) + of * (counted[1] == "block")
+            texts[f"{counted[1]}-{number}"] = _COUNTED[counted[1]].format(number) + _STAGED * (counted[1] in piped)
     single = sum(name.startswith("modules:") for name in names) == 1
     yield from (f"{short_policy(name) if single else name}: {text}" for name, text in texts.items() if text)
 

@@ -359,29 +359,26 @@ MODELS_OF_CHUNKS = {"llama-3-8b": {"pp": 4, "vpp": 8}, "deepseek-v2": {"pp": 4, 
 
 
 @pytest.mark.parametrize("model", MODELS_OF_CHUNKS)
-def test_megatron_counts_from_the_first_block_of_each_model_chunk(model: str) -> None:
-    """In chunks of one block all its policies of whole blocks are ``full``.
+def test_units_of_megatron_end_with_a_model_chunk(model: str) -> None:
+    """In chunks of one block a checkpoint for each four is one for each.
 
     Its loop is over the layers of one ``TransformerBlock`` (d98e8a64 core/recompute.py), of which a chunk is one.
     """
     job = {"model": model, "gpu": "h100", "gpus": 8, "framework": "megatron", "seq_len": 2048, "global_batch": 64,
            "micro_batch": 1, "pp_schedule": "interleaved", "advice": False, **MODELS_OF_CHUNKS[model]}  # fmt: skip
     full = memcalc.estimate(**job, recompute="full")
-    for policy in ("uniform-4", "block-3"):
-        other = memcalc.estimate(**job, recompute=policy)
-        assert (other.peak.allocated, other.peak.reserved) == (full.peak.allocated, full.peak.reserved)
-        assert other.time is not None
-        assert full.time is not None
-        assert other.time.step == full.time.step
+    units = memcalc.estimate(**job, recompute="uniform-4")
+    assert (units.peak.allocated, units.peak.reserved) == (full.peak.allocated, full.peak.reserved)
+    assert units.time is not None
+    assert full.time is not None
+    assert units.time.step == full.time.step
 
 
-def test_blocks_of_two_chunks_are_those_of_a_stage_of_twice_as_many() -> None:
-    """The first 4 of 8 blocks, twice, are as many as the first 8 of 16."""
-    job = {"model": "llama-3-8b", "gpu": "h100", "gpus": 8, "framework": "megatron", "seq_len": 2048,
-           "global_batch": 64, "micro_batch": 1, "pp": 2, "advice": False}  # fmt: skip
-    chunks = memcalc.estimate(**job, vpp=2, pp_schedule="interleaved", recompute="block-4")
-    stage = memcalc.estimate(**job, recompute="block-8")
-    assert chunks.saved.total == stage.saved.total
-    assert chunks.time is not None
-    assert stage.time is not None
-    assert chunks.time.recompute == stage.time.recompute
+def test_a_search_has_no_units_larger_than_a_model_chunk() -> None:
+    """Of 80 blocks on 8 stages of 10 chunks each is one: `uniform-4` was listed, as 4 blocks per checkpoint."""
+    answer = memcalc.plan(model="llama-3-70b", gpu="h100", gpus=64, framework="megatron", seq_len=8192, tp=8, cp=1,
+                          global_batch=128, pp=8, pp_schedule="interleaved", vpp="5/10", rank_all=True, top=40,
+                          offload="none", advice=False)  # fmt: skip
+    sizes = {(plan.strategy.vpp, plan.strategy.recompute) for plan in answer.plans}
+    assert (5, "uniform-2") in sizes
+    assert not {(5, "uniform-4"), (10, "uniform-2"), (10, "uniform-4")} & sizes
