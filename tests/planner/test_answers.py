@@ -75,6 +75,14 @@ def test_offload_that_makes_nothing_faster_or_smaller_is_not_listed() -> None:
         assert not plan.strategy.offload or faster or plan.peak.device <= 0.9 * best.peak.device
 
 
+def test_typing_the_stage_of_the_first_plan_keeps_it() -> None:
+    """ZeRO-1 does not fit at its micro-batch, for the holes of its own optimizer, and took it away too."""
+    job = {"model": "gpt2", "gpu": "l40s", "gpus": 2, "framework": "deepspeed", "seq_len": 1000, "global_batch": 256}
+    first = memcalc.plan(**job, advice=False).plans[0]
+    typed = memcalc.plan(**job, zero=first.strategy.zero, advice=False).plans[0]
+    assert typed.strategy == first.strategy
+
+
 def test_a_list_has_one_row_of_an_idea_the_fastest_and_the_smallest() -> None:
     answer = memcalc.plan(**JOB)
     assert len(answer.plans) <= 6
