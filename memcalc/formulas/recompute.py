@@ -141,10 +141,9 @@ def counts_of_chunks(policy: Policy, chunks: Sequence[Array]) -> Counts:
     unit = each[0].unit
     for layers, chunk in zip(chunks[1:], each[1:], strict=True):
         unit = np.where(layers > 0, chunk.unit, unit)
-    treated, whole, recomputed = (
-        sum((getattr(chunk, name) for chunk in each), np.int64(0)) for name in ("treated", "whole", "recomputed")
-    )
-    return Counts(treated, whole, unit, recomputed)
+    blocks = ([getattr(chunk, name) for chunk in each] for name in ("treated", "whole", "recomputed"))
+    treated, untreated, recomputed = (sum(counted, np.int64(0)) for counted in blocks)
+    return Counts(treated, untreated, unit, recomputed)
 
 
 def _every(policy: Policy, layers: Array) -> Counts:
