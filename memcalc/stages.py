@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,6 +91,8 @@ class Rows:
     """Each row of blocks that some stage holds, as indices of their groups."""
     index: Array
     """Which of them a stage holds, along layout and stage."""
+    chunks: tuple[tuple[int, ...], ...]
+    """Blocks of each model chunk of a row, in their order."""
 
     def count(self, of: Callable[[tuple[int, ...]], int]) -> Array:
         """A whole number that depends on the row alone, along layout and stage."""
@@ -98,7 +100,13 @@ class Rows:
 
     def only(self, groups: Collection[int]) -> Rows:
         """The same without the blocks of other groups."""
-        return Rows(tuple(tuple(index for index in row if index in groups) for row in self.distinct), self.index)
+        rows, chunks = [], []
+        for row, sizes in zip(self.distinct, self.chunks, strict=True):
+            ends = list(accumulate(sizes))
+            left = [[index in groups for index in row[end - size : end]] for end, size in zip(ends, sizes, strict=True)]
+            rows.append(tuple(index for index in row if index in groups))
+            chunks.append(tuple(map(sum, left)))
+        return Rows(tuple(rows), self.index, tuple(chunks))
 
 
 def rows_of(spans: Sequence[tuple[Array, Array]], sequence: tuple[int, ...]) -> Rows:
@@ -106,10 +114,9 @@ def rows_of(spans: Sequence[tuple[Array, Array]], sequence: tuple[int, ...]) -> 
     ends = np.broadcast_arrays(*(end for span in spans for end in span))
     table = np.stack([end.reshape(-1) for end in ends], axis=1)
     distinct, index = np.unique(table, axis=0, return_inverse=True)
-    rows = (
-        tuple(chain.from_iterable(sequence[b:e] for b, e in zip(row[::2], row[1::2], strict=True))) for row in distinct
-    )
-    return Rows(tuple(rows), index.reshape(ends[0].shape))
+    parts = [[sequence[b:e] for b, e in zip(row[::2], row[1::2], strict=True)] for row in distinct]
+    rows = tuple(tuple(chain.from_iterable(chunks)) for chunks in parts)
+    return Rows(rows, index.reshape(ends[0].shape), tuple(tuple(map(len, chunks)) for chunks in parts))
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memcalc.events.log import COMPUTE, REDUCE, STREAMS, Log, Names
 from memcalc.events.stage import Stage, filled, in_shares, melts, weights_of
 from memcalc.formulas.activations import TILE_TOKENS, TILE_VOCAB, chunk_rows
-from memcalc.formulas.recompute import unit_sizes
+from memcalc.formulas.recompute import units_of_chunks
 from memcalc.ledger import ALWAYS
 from memcalc.terms.buffers import dummies, has_dummies
 from memcalc.terms.gradients import learned_head
@@ -146,7 +146,9 @@ class PassingTerms(Stage):
         out: list[tuple[list[GroupActivations], bool]] = []
         for indices in self.census.stacks:
             blocks = [a for a in self.layers if a.index in indices]
-            for size in unit_sizes(self.grid.policies[0], len(blocks)):
+            chunks = zip(*(self.census.chunks[index] for index in indices), strict=True)
+            sizes = [sum(map(self.scalar, chunk)) for chunk in chunks]
+            for size in units_of_chunks(self.grid.policies[0], sizes):
                 out.append((blocks[: max(size, 1)], size > 0))
                 del blocks[: max(size, 1)]
         return out

@@ -15,6 +15,8 @@ import numpy as np
 from memcalc.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memcalc.formulas import Array
 
 PARTS: dict[str, frozenset[str]] = {
@@ -50,6 +52,15 @@ class Policy:
     """Of every-K the blocks before the first that is checkpointed: K - 1, or none where a framework begins with it."""
     parts: frozenset[str] = frozenset()
     """What is computed again, where that is a part of a block."""
+
+    @property
+    def by_chunk(self) -> bool:
+        """Whether each model chunk of a stage is treated by itself.
+
+        Megatron-LM's units end with a chunk: its loop is over the layers of one ``TransformerBlock`` (core/recompute.py
+        of d98e8a64). ``block-N`` counts the blocks of the whole stage, which come out even over its chunks.
+        """
+        return self.kind == "uniform"
 
     @property
     def treatment(self) -> str:
@@ -118,6 +129,23 @@ def counts(policy: Policy, layers: Array) -> Counts:
     return _COUNTERS[policy.kind](policy.count, layers)
 
 
+def counts_of_chunks(policy: Policy, chunks: Sequence[Array]) -> Counts:
+    """The same of stages that hold several model chunks, of so many blocks each.
+
+    >>> counts_of_chunks(parse_policy("uniform-2"), [np.array([3]), np.array([3])]).treated.tolist()
+    [4]
+    """
+    if not policy.by_chunk:
+        return counts(policy, sum(chunks, np.int64(0)))
+    each = [counts(policy, layers) for layers in chunks]
+    unit = each[0].unit
+    for layers, chunk in zip(chunks[1:], each[1:], strict=True):
+        unit = np.where(layers > 0, chunk.unit, unit)
+    blocks = ([getattr(chunk, name) for chunk in each] for name in ("treated", "whole", "recomputed"))
+    treated, untreated, recomputed = (sum(counted, np.int64(0)) for counted in blocks)
+    return Counts(treated, untreated, unit, recomputed)
+
+
 def _every(policy: Policy, layers: Array) -> Counts:
     """Blocks k, 2k, … are checkpointed whole (torchtitan counts from one), or 1, k + 1, … (Transformers from zero)."""
     done = np.maximum(-(-(layers - policy.skipped) // policy.count), 0)
@@ -156,8 +184,18 @@ def _uniform(n: int, layers: Array) -> Counts:
 _COUNTERS = {"segments": _segments, "sqrt": _sqrt, "block": _block, "uniform": _uniform}
 
 
+def units_of_chunks(policy: Policy, chunks: Sequence[int]) -> list[int]:
+    """Those of a stage that holds model chunks of so many blocks each (:func:`unit_sizes`).
+
+    >>> units_of_chunks(parse_policy("uniform-2"), [3, 3]), units_of_chunks(parse_policy("every-2"), [3, 3])
+    ([2, 1, 2, 1], [0, 1, 0, 1, 0, 1])
+    """
+    parts = chunks if policy.by_chunk else [sum(chunks)]
+    return [size for layers in parts for size in unit_sizes(policy, layers)]
+
+
 def unit_sizes(policy: Policy, layers: int) -> list[int]:
-    """Blocks of each checkpoint unit of a stage, in order; 0 for a block that keeps everything.
+    """Blocks of each checkpoint unit of a row of blocks, in order; 0 for a block that keeps everything.
 
     >>> unit_sizes(parse_policy("segments-3"), 12)
     [4, 4, 0, 0, 0, 0]

@@ -117,6 +117,7 @@ def chosen(short: Shortlist, most: int, *, filled: int = FEW, rank_all: bool = F
         rows = _with(rows, role, plan, most)
     ideas = {row.plan.candidate.idea for row in rows}
     fill = short.in_order(lambda idea: idea not in ideas, inf if goal == "memory" else _times(GAIN, best))
+    fill = (plan for plan in fill if goal == "memory" or _pays(plan, best))
     rows += [Choice(plan) for plan in islice(fill, max(min(filled, most) - len(rows), 0))]
     return [rows[0], *sorted(rows[1:], key=lambda row: (not (row.roles or ordered), row.plan.candidate.key))]
 
@@ -142,7 +143,15 @@ def _roles(short: Shortlist, best: SimulatedPlan) -> Iterator[tuple[str, Simulat
     yield "full recompute", short.first(lambda idea: resident(idea) and idea.recompute == "blocks", limit)
     near = [candidate for candidate in short.outcome.resident if candidate.key <= limit]
     yield "more headroom", _smallest(short, near, SMALLER * best.peaks.top.device)
-    yield "with offload", short.first(lambda idea: not resident(idea), 2 * limit)
+    offloaded = short.first(lambda idea: not resident(idea), 2 * limit)
+    yield "with offload", offloaded if offloaded and _pays(offloaded, best) else None
+
+
+def _pays(plan: SimulatedPlan, best: SimulatedPlan) -> bool:
+    """Whether what a plan offloads makes it faster or smaller than the best."""
+    if resident(plan.candidate.idea) or plan.candidate.key < best.candidate.key:
+        return True
+    return plan.peaks.top.device <= SMALLER * best.peaks.top.device
 
 
 def _smallest(short: Shortlist, candidates: Iterable[Candidate], most: float) -> SimulatedPlan | None:

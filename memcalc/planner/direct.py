@@ -231,6 +231,16 @@ def policies(model: Model) -> list[str]:
     return [*parts, *some, *blocks, "sqrt", *(f"uniform-{k}" for k in (4, 2) if k < layers), "full"]
 
 
+def exists_in(policy: str, blocks: int) -> bool:
+    """Whether a model chunk of so many blocks has units of blocks as large as a policy's name says.
+
+    >>> exists_in("uniform-4", 4), exists_in("uniform-2", 1), exists_in("full", 1)
+    (True, False, True)
+    """
+    parsed = parse_policy(policy)
+    return parsed.kind != "uniform" or parsed.count <= blocks
+
+
 def some_blocks(layers: int) -> list[str]:
     """The policies that compute a quarter, a half and three quarters of so many blocks again."""
     return list(dict.fromkeys(f"block-{layers * k // 4}" for k in (1, 2, 3) if layers * k // 4))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, InputError
 from memcalc.planner import defaults
-from memcalc.planner.direct import some_blocks
+from memcalc.planner.direct import exists_in, some_blocks
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.parameters import model_count, shapes_of
 
@@ -50,9 +50,10 @@ def by_stages(grid: Grid, request: Request, habits: Habits, layers: int) -> list
 
 
 def _by_depth(grid: Grid, request: Request, habits: Habits, layers: int) -> list[Grid]:
-    """A grid apart for the stages of each size, since Megatron-LM counts the blocks of ``block-N`` in each stage.
+    """A grid apart for stages and model chunks of each size.
 
-    Policies that were asked for stay.
+    Of Megatron-LM's policies ``block-N`` counts the blocks of a stage, and units of blocks end with a chunk. What was
+    asked for stays.
     """
     searched = request.given.get("recompute") is None and "recompute" not in request.choices
     of_all = some_blocks(layers)
@@ -61,7 +62,8 @@ def _by_depth(grid: Grid, request: Request, habits: Habits, layers: int) -> list
     parts: dict[tuple[str, ...], list[Layout]] = {}
     for layout in grid.layouts:
         at = grid.recomputes.index(of_all[0])
-        others = [name for name in grid.recomputes if name not in of_all]
+        chunk = -(-layers // (layout.pp * layout.vpp))
+        others = [name for name in grid.recomputes if name not in of_all and exists_in(name, chunk)]
         policies = *others[:at], *some_blocks(-(-layers // layout.pp)), *others[at:]
         parts.setdefault(policies, []).append(layout)
     return [replace(grid, recomputes=names, layouts=tuple(layouts)) for names, layouts in parts.items()]

@@ -226,10 +226,11 @@ class Chunk:
         The index of the stage comes first. Terms that the writer makes itself, block by block, follow from the rest.
         """
         grid, rows = self.grid, self.census.rows
-        alike = [rows.distinct.index(row) for row in rows.distinct]
+        kinds = [*zip(rows.distinct, rows.chunks, strict=True)]
+        alike = np.asarray([kinds.index(kind) for kind in kinds])
         sizes = [term.bytes for term in (*self.ledger.terms, *self.ledger.holes) if not term.in_events]
         passes = in_flight(grid), blocks_before_backward(self.census)
-        arrays = (grid.stage, grid.is_first, grid.is_last, *passes, np.asarray(alike)[rows.index], *sizes)
+        arrays = (grid.stage, grid.is_first, grid.is_last, *passes, alike[rows.index], *sizes)
         return tuple(np.broadcast_to(array, grid.shape) for array in arrays)
 
     def footprints(self, index: tuple[int, ...]) -> dict[int, Hashable]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import numpy as np
 
+from memcalc.frameworks.capabilities import capabilities_of
 from memcalc.grid import column
 from memcalc.specs.options import DEGREES
 
@@ -39,7 +40,9 @@ class Idea:
     others: tuple[str, ...] = ()
     """The optimizer and the tier, where several are searched."""
     unusual: tuple[str, ...] = ()
-    """What is seldom done: cp on short sequences, pp inside a node or with more stages than :data:`DEEP`."""
+    """What is seldom done: cp on short sequences, pp inside a node or with more stages than :data:`DEEP`, tp without
+    sequence parallelism where the framework has it (three published runs since it exists, one paper's own comparison,
+    which it wins: arXiv:2205.05198, table 4)."""
 
     @property
     def parts(self) -> int:
@@ -78,7 +81,8 @@ class Ideas:
 
 def ideas_of(grid: Grid, node_gpus: int) -> Ideas:
     """The ideas of a grid on nodes of so many GPUs."""
-    kinds = [_kinds(layout, grid, node_gpus) for layout in grid.layouts]
+    sequences = "tp+sp" in capabilities_of(grid.fixed.framework).parallel.direct
+    kinds = [_kinds(layout, grid, node_gpus, sequences=sequences) for layout in grid.layouts]
     scopes, shards = [scope(policy) for policy in grid.policies], [stage > 0 for stage in grid.zeros]
     all_kinds, all_scopes, all_shards = _distinct(kinds), _distinct(scopes), _distinct(shards)
     others = grid.fixed.optimizer, grid.fixed.offload_to
@@ -106,12 +110,15 @@ def _data(shard: bool, usual: bool, several: bool) -> tuple[str, ...]:
     return ("data",) * several + ("shard" if shard else "whole",) * (shard != usual)
 
 
-def _kinds(layout: Layout, grid: Grid, node_gpus: int) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+def _kinds(
+    layout: Layout, grid: Grid, node_gpus: int, *, sequences: bool
+) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """Kinds of parallelism but that of data; what of them is unusual; whether there are data-parallel ranks."""
     text = [name for name in DEGREES if getattr(layout, name) > 1]
     text += [layout.schedule] * (layout.pp > 1 and layout.schedule != "1f1b")
     unusual = ["pp"] * (layout.pp > DEEP or (layout.pp > 1 and layout.gpus <= node_gpus))
     unusual += ["cp"] * (layout.cp > 1 and grid.fixed.seq_len < LONG)
+    unusual += ["tp"] * (layout.tp > 1 and sequences and not layout.sp)
     return tuple(text), tuple(unusual), layout.dp * layout.cp > 1
 
 

@@ -163,12 +163,12 @@ def keeps_more(candidate: Candidate, other: Candidate) -> bool:
     """Whether a strategy surely needs no less memory than another of its family.
 
     It shards, recomputes and offloads nothing that the other does not, its micro-batch is no smaller, and its closed
-    form says no less.
+    form says no less. But for FSDP's, stages are run by different optimizers, whose holes do not compare.
     """
     (g, i), (h, j) = ((c.grid, c.index) for c in (candidate, other))
     return (
         candidate.reserved >= other.reserved
-        and g.zeros[i[4]] <= h.zeros[j[4]]
+        and (g.zeros[i[4]] <= h.zeros[j[4]] if g.habits.full_shard else g.zeros[i[4]] == h.zeros[j[4]])
         and set(g.offloads[i[5]]) <= set(h.offloads[j[5]])
         and g.micro_batches[i[6]] >= h.micro_batches[j[6]]
         and _recomputes_less(g.policies[i[3]], h.policies[j[3]])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from memcalc.formulas.activations import saved_bytes
-from memcalc.formulas.recompute import Counts, Policy, counts
+from memcalc.formulas.recompute import Counts, Policy, counts_of_chunks
 from memcalc.terms import model_on_grid
 from memcalc.terms.adapters import AdaptersOnGrid
 from memcalc.terms.model_on_grid import BlockCache
@@ -250,7 +250,8 @@ class GroupActivations:
         """How each policy of the grid treats these blocks."""
         if self.stack is not None:
             return self.stack.counts(self)
-        return tuple(counts(policy, self.layers) for policy in self.grid.policies)
+        chunks = self.census.chunks[self.index]
+        return tuple(counts_of_chunks(policy, chunks) for policy in self.grid.policies)
 
     def field(self, name: str) -> Array:
         """One field of the counts along the recompute axis."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from memcalc.formulas.recompute import Counts, Policy, unit_sizes
+from memcalc.formulas.recompute import Counts, Policy, units_of_chunks
 from memcalc.grid import AXES
 from memcalc.terms.adapters import trained
 from memcalc.trace.template import trace
@@ -55,17 +55,17 @@ WHOLE, INPUT, INNER = KEPT = ("whole", "input", "inner")
 
 
 @lru_cache(maxsize=4096)
-def kept_as(policy: Policy, row: Row) -> tuple[str, ...]:
-    """What each block of a row keeps."""
+def kept_as(policy: Policy, chunks: tuple[int, ...]) -> tuple[str, ...]:
+    """What each block of a row keeps, which is of model chunks of so many blocks."""
     states: list[str] = []
-    for size in unit_sizes(policy, len(row)):
+    for size in units_of_chunks(policy, chunks):
         states += [INPUT, *[INNER] * (size - 1)] if size else [WHOLE]
     return tuple(states)
 
 
-def last_unit(policy: Policy, row: Row, group: int) -> Row:
+def last_unit(policy: Policy, row: Row, group: int, chunks: tuple[int, ...]) -> Row:
     """The blocks that are computed again at once with a group's last one; none where that keeps everything."""
-    states, start = kept_as(policy, row), len(row) - 1 - row[::-1].index(group) if group in row else -1
+    states, start = kept_as(policy, chunks), len(row) - 1 - row[::-1].index(group) if group in row else -1
     if start < 0 or states[start] == WHOLE:
         return ()
     end = start + 1
@@ -104,11 +104,13 @@ def from_first(group: int) -> Part:
 class States:
     """What the blocks of some rows keep under some policies, as running counts: a part of a row is a difference."""
 
-    def __init__(self, policies: tuple[Policy, ...], rows: tuple[Row, ...]) -> None:
-        self.policies, self.rows = policies, rows
+    def __init__(
+        self, policies: tuple[Policy, ...], rows: tuple[Row, ...], chunks: tuple[tuple[int, ...], ...]
+    ) -> None:
+        self.policies, self.rows, self.chunks = policies, rows, chunks
         longest = max(map(len, rows), default=0)
         self._groups = np.array([[*row, *(-1,) * (longest - len(row))] for row in rows], dtype=np.int64)
-        numbers = [[[KEPT.index(state) for state in kept_as(policy, row)] for row in rows] for policy in policies]
+        numbers = [[[KEPT.index(state) for state in kept_as(policy, sizes)] for sizes in chunks] for policy in policies]
         padded = [[[*states, *(-1,) * (longest - len(states))] for states in each] for each in numbers]
         self._states = np.array(padded, dtype=np.int8).reshape(len(policies), len(rows), longest)
         self._before: dict[tuple[int, tuple[str, ...]], Array] = {}
@@ -134,14 +136,15 @@ class States:
     def units(self, group: int) -> list[list[Row]]:
         """The last unit of a group (:func:`last_unit`), by policy and row."""
         if group not in self._units:
-            self._units[group] = [[last_unit(policy, row, group) for row in self.rows] for policy in self.policies]
+            rows = [*zip(self.rows, self.chunks, strict=True)]
+            self._units[group] = [[last_unit(p, row, group, sizes) for row, sizes in rows] for p in self.policies]
         return self._units[group]
 
 
 @lru_cache(maxsize=16)
-def states_of(policies: tuple[Policy, ...], rows: tuple[Row, ...]) -> States:
+def states_of(policies: tuple[Policy, ...], rows: tuple[Row, ...], chunks: tuple[tuple[int, ...], ...]) -> States:
     """The same for searches over the same rows, of which there are many."""
-    return States(policies, rows)
+    return States(policies, rows, chunks)
 
 
 def _whole_row(_: Row) -> slice:
@@ -150,7 +153,7 @@ def _whole_row(_: Row) -> slice:
 
 def counts_in(policy: Policy, rows: Rows, group: int) -> Counts:
     """How a policy treats the blocks of one group among those of its stack."""
-    states = states_of((policy,), rows.distinct)
+    states = states_of((policy,), rows.distinct, rows.chunks)
     again = () if policy.kind in {"parts", "selective-ops"} else (INPUT, INNER)
     return Counts(
         treated=states.number(group, (INPUT,), _whole_row)[0][rows.index],
@@ -174,7 +177,7 @@ class Stack(Generic[Group]):
 
     @cached_property
     def _states(self) -> States:
-        return states_of(self.policies, self.rows.distinct)
+        return states_of(self.policies, self.rows.distinct, self.rows.chunks)
 
     def under(self, chosen: Array) -> Self:
         """The same under some of the policies, by their places."""

@@ -215,17 +215,17 @@ def test_kinds_together_are_treated_as_one_kind_is(name: str) -> None:
     policy = parse_policy(name)
     for layers in range(1, 12):
         row = tuple((0, 1, 1)[place % 3] for place in range(layers))
-        rows = Rows((row,), np.zeros((1,) * 7, dtype=np.int64))
+        rows = Rows((row,), np.zeros((1,) * 7, dtype=np.int64), ((len(row),),))
         found, whole = [counts_in(policy, rows, kind) for kind in (0, 1)], counts(policy, np.int64(layers))
         for field in ("treated", "whole", "recomputed"):
             assert sum(int(getattr(one, field).ravel()[0]) for one in found) == int(getattr(whole, field)), field
 
 
 def test_the_unit_of_a_kind_is_that_of_its_last_block() -> None:
-    assert last_unit(parse_policy("uniform-3"), (0, 1, 1, 0, 1, 1, 0), 1) == (0, 1, 1)
-    assert last_unit(parse_policy("uniform-3"), (0, 1, 1, 0, 1, 1, 0), 0) == (0,)
-    assert last_unit(parse_policy("every-2"), (0, 1, 0, 1), 0) == ()
-    assert last_unit(parse_policy("every-2"), (0, 1, 0, 1), 1) == (1,)
+    assert last_unit(parse_policy("uniform-3"), (0, 1, 1, 0, 1, 1, 0), 1, (7,)) == (0, 1, 1)
+    assert last_unit(parse_policy("uniform-3"), (0, 1, 1, 0, 1, 1, 0), 0, (7,)) == (0,)
+    assert last_unit(parse_policy("every-2"), (0, 1, 0, 1), 0, (4,)) == ()
+    assert last_unit(parse_policy("every-2"), (0, 1, 0, 1), 1, (4,)) == (1,)
 
 
 # -------------------------------------------------------------------------------------------------- stages and seconds
@@ -352,3 +352,33 @@ def test_a_window_under_fused_kernels_is_a_mask() -> None:
     assert fused.strategy.attention == ours.strategy.attention == "efficient"
     scores = 32 * 32 * 8192 * 8192 * 2  # blocks x heads x tokens x tokens x bytes
     assert fused.components.activations < min(ours.components.activations, scores // 2)
+
+
+MODELS_OF_CHUNKS = {"llama-3-8b": {"pp": 4, "vpp": 8}, "deepseek-v2": {"pp": 4, "vpp": 15, "ep": 2}}
+"""Each with as many chunks as blocks: 32 equal ones, 60 of which the first is dense."""
+
+
+@pytest.mark.parametrize("model", MODELS_OF_CHUNKS)
+def test_units_of_megatron_end_with_a_model_chunk(model: str) -> None:
+    """In chunks of one block a checkpoint for each four is one for each.
+
+    Its loop is over the layers of one ``TransformerBlock`` (d98e8a64 core/recompute.py), of which a chunk is one.
+    """
+    job = {"model": model, "gpu": "h100", "gpus": 8, "framework": "megatron", "seq_len": 2048, "global_batch": 64,
+           "micro_batch": 1, "pp_schedule": "interleaved", "advice": False, **MODELS_OF_CHUNKS[model]}  # fmt: skip
+    full = memcalc.estimate(**job, recompute="full")
+    units = memcalc.estimate(**job, recompute="uniform-4")
+    assert (units.peak.allocated, units.peak.reserved) == (full.peak.allocated, full.peak.reserved)
+    assert units.time is not None
+    assert full.time is not None
+    assert units.time.step == full.time.step
+
+
+def test_a_search_has_no_units_larger_than_a_model_chunk() -> None:
+    """Of 80 blocks on 8 stages of 10 chunks each is one: `uniform-4` was listed, as 4 blocks per checkpoint."""
+    answer = memcalc.plan(model="llama-3-70b", gpu="h100", gpus=64, framework="megatron", seq_len=8192, tp=8, cp=1,
+                          global_batch=128, pp=8, pp_schedule="interleaved", vpp="5/10", rank_all=True, top=40,
+                          offload="none", advice=False)  # fmt: skip
+    sizes = {(plan.strategy.vpp, plan.strategy.recompute) for plan in answer.plans}
+    assert (5, "uniform-2") in sizes
+    assert not {(5, "uniform-4"), (10, "uniform-2"), (10, "uniform-4")} & sizes
