@@ -113,7 +113,7 @@ class _RoundTrip:
         except CombinationError as error:
             allowed = f"what {self.title} adds resolves to no job that runs: {error}"
             raise CombinationError("to", self.title, allowed) from None
-        wanted, actual = _resolved(estimate), _resolved(again)
+        wanted, actual = resolved(estimate), resolved(again)
         other = [name for name in wanted if actual[name] != wanted[name]]
         moved = [name for name in _PROOF if getattr(again, name) != getattr(estimate, name)]
         missing = [name for name in other if name not in decided and (moved or name not in _MUTE)]
@@ -151,7 +151,7 @@ def _same(stated: Any, value: Any) -> bool:
     return stated is not None and value_text(stated).lower() == value_text(value).lower()
 
 
-def _resolved(estimate: Estimate) -> dict[str, Any]:
+def resolved(estimate: Estimate) -> dict[str, Any]:
     """The fields of a strategy, one name for what the framework does alike and for what is left to it."""
     strategy = estimate.strategy
     habits = habits_of(strategy.framework)
@@ -159,6 +159,8 @@ def _resolved(estimate: Estimate) -> dict[str, Any]:
     alike = (name for name, how in habits.losses.items() if how == habits.losses.get(strategy.loss))
     fields["loss"] = next(alike, strategy.loss)
     fields["etp"] = strategy.etp or strategy.tp
+    if strategy.whole_accumulation is None:
+        fields["whole_accumulation"] = habits.whole_accumulation
     if strategy.dp * strategy.cp == 1:  # no gradient is reduced and no weight gathered: nothing can overlap
         fields |= dict.fromkeys(("overlap_comm", "overlap_param_gather"))
     if strategy.first_stage_layers or strategy.last_stage_layers:  # of one alone the other follows

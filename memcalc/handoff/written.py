@@ -16,7 +16,7 @@ from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.files import asks
 from memcalc.frameworks.capabilities import FORMATS_OF
-from memcalc.handoff.round_trip import check_command
+from memcalc.handoff.round_trip import check_command, resolved
 from memcalc.handoff.saved import estimated_again
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan
@@ -238,7 +238,7 @@ def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, form: Form
         yield f"{text} by memcalc {__version__}."
     if runs is estimate:
         return
-    before, after = estimate.strategy.model_dump(), runs.strategy.model_dump()
+    before, after = resolved(estimate), resolved(runs)
     other = ", ".join(f"{name.replace('_', '-')} {after[name]}" for name in after if after[name] != before[name])
     text = f"{form.title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB per GPU, not the planned "
     text += f"{now / GIB:.2f}"

@@ -226,6 +226,13 @@ def test_a_config_that_runs_otherwise_than_planned_names_what_plans_it() -> None
 
 
 @pytest.mark.slow
+def test_fsdp_1_is_written_for_accelerate_which_reduces_as_often_by_itself() -> None:
+    best = memcalc.plan(model="olmo-1b", gpu="a100-40g", gpus=8, framework="fsdp1").plans[0]
+    (note,) = (note for note in write_plan(best, "accelerate", None, ()).notes if "what runs has" in note)
+    assert "autocast True" in note
+    assert "whole-accumulation" not in note
+
+
 def test_where_tensor_parallelism_alone_fits_a_launcher_that_has_none_is_planned_without() -> None:
     """FSDP 2's script splits weights by TP, of which Accelerate's config says nothing: 3B on four cards of 24 GB."""
     words: dict[str, Any] = {"model": "smollm3-3b", "gpu": "rtx-4090", "gpus": 4}
