@@ -273,16 +273,12 @@ def script_text(job: ConfigJob) -> str:
         "{constants}": _pictures(job, part["constants"]) if pictured else "",
         "{row}": part["row"].replace("{beside}", _beside(job)).removeprefix("\n"),
         "{joined}": part["joined"].replace("{joined}", _joined(job)) if pictured else "",
-        "{model}": (_SMALL_ENOUGH if pictured else "") + _model(job, fields, part),
+        "{model}": part.get("begin", "").removeprefix("\n") + _model(job, fields, part),
         "{collator}": ", data_collator=batched" if pictured else "",
     }
     for name, text in parts.items():
         template = template.replace(name, text)
     return template
-
-
-_SMALL_ENOUGH = "    config.image_token_id = min(config.image_token_id, config.get_text_config().vocab_size - 1)\n"
-"""A class's own default may lie beyond a vocabulary."""
 
 
 def freezes(job: ConfigJob) -> bool:
