@@ -103,7 +103,7 @@ _CALLS = {"estimate", "plan", "ladder", "check", "diff", "serve", "rl"}
 _ASKED = {"max": "largest", "min": "smallest"}
 _SAVED = 'memcalc.save(answer, "plan.json") keeps #1 with plans to fall back on'
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?: (?!--)([^\s,:;)]+))?(?=[\s,:;)]|$)")
-_HINT = re.compile(r"(?:^| · |(?<=\.) )(?:-v|--[a-z-]+): [^·]*?(?= · |$)")
+_HINT = re.compile(r"(?:^| · |(?<=\.) )(?:-v|--[a-z-]+(?: \w+)?): [^·]*?(?= · |$)")
 """What the command line shows with another flag."""
 
 
@@ -130,7 +130,8 @@ def _keywords(text: str) -> str:
         name, value = found[1].replace("-", "_"), found[2]
         return found[0] if name not in WORDS else f"{name}={_literal(value)}"
 
-    return re.sub(r"(?<=[\w\"']) (?=\w+=[\"'\dTF])", ", ", _FLAG.sub(keyword, text)).replace(": -v", "")
+    together = re.sub(r"(=(?:'[^']*'|\w+)) (?=\w+=['\dTF])", r"\1, ", _FLAG.sub(keyword, text))
+    return together.replace(": -v", "")
 
 
 def _call(command: str) -> str:

@@ -105,10 +105,13 @@ def test_the_sides_of_an_image_make_the_patches_that_are_counted() -> None:
             assert (wide // patch) * (high // patch) == seen_by(spec, *size).patches, (name, size)
 
 
-def _text(kind: str) -> dict[str, Any]:
+def _pictured(kind: str) -> dict[str, Any]:
     from autograd import images
 
-    return {**images.config_of(kind).to_dict(), "image_token_id": 5}
+    config = {**images.config_of(kind).to_dict(), "image_token_id": 5}
+    if "qwen" in kind:  # half of a head's 24 in three sections
+        config["text_config"]["rope_parameters"] |= {"mrope_section": [4, 4, 4]}
+    return config
 
 
 def _config(kind: str) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def _config(kind: str) -> dict[str, Any]:
             **small, image_size=32, patch_size=8, num_labels=5, architectures=["ViTForImageClassification"]
         ),
     }  # fmt: skip
-    return made[kind]().to_dict() if kind in made else _text(kind)
+    return made[kind]().to_dict() if kind in made else _pictured(kind)
 
 
 STARTED: dict[str, dict[str, Any]] = {
@@ -142,7 +145,7 @@ STARTED: dict[str, dict[str, Any]] = {
     "whisper": {},
     "vit": {"seq_len": 17},
     "qwen2_5_vl": {"image_size": "112x56", "images": 2, "vision": "projector"},
-    "qwen3_vl": {"image_size": "112x56", "lora": "4", "vision": "frozen"},
+    "qwen3_vl": {"image_size": "112x56", "seq_len": 128, "lora": "4", "vision": "frozen"},
     "llava": {"vision": "frozen"},
     "mistral3": {"image_size": "112x56"},
     "internvl": {"image_size": "56x56", "lora": "4"},
