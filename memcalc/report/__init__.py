@@ -112,6 +112,8 @@ def _in_python(block: Block) -> Block | None:
     if isinstance(block, Code):
         call = _call(block.command)
         return Listing(block.says, "python", call) if call else None
+    if isinstance(block, Listing):
+        return replace(block, says=block.says.partition(" (write it with ")[0])
     if isinstance(block, Table):
         rows = tuple(tuple(map(_keywords, row)) for row in block.rows)
         return replace(block, title=_keywords(block.title), rows=rows)
