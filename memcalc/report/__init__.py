@@ -94,8 +94,9 @@ def screen_of(answer: object) -> str | None:
         return None
     report: Report = import_module(f"memcalc.report.{module}").report(answer)
     document = report.document
-    blocks = filter(None, map(_in_python, document.screen or document.blocks))
-    return render(replace(report, document=replace(document, screen=tuple(blocks))), "rich").rstrip("\n")
+    told = (_in_python(block) for block in document.screen or document.blocks)
+    screen = tuple(block for block in told if block is not None)
+    return render(replace(report, document=replace(document, screen=screen)), "rich").rstrip("\n")
 
 
 _CALLS = {"estimate", "plan", "ladder", "check", "diff", "serve", "rl"}

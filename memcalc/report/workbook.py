@@ -45,7 +45,6 @@ def workbook(report: Report, name: str) -> bytes:
         heads = {right: book.add_format({"bold": True, **_ALIGNED[right]}) for right in _ALIGNED}
         sheet.freeze_panes(1, 0)
         sheet.set_landscape()
-        sheet.fit_to_pages(1, 0)  # one page wide, as many as it takes
         sheet.repeat_rows(0)
         for index, heading in enumerate(table.headings):
             cells = [_text(row[index]) for row in table.rows]

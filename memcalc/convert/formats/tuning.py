@@ -34,9 +34,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "linear_attn.out_proj": ("mixer_out",), "linear_attn.in_proj_qkvz": ("mixer_in",),
     "linear_attn.in_proj_ba": ("mixer_in",), "in_proj_qkvz": ("mixer_in",), "in_proj_ba": ("mixer_in",),
     "linear_attn.in_proj_qkv": ("mixer_in",), "linear_attn.in_proj_z": ("mixer_in",), "in_proj_qkv": ("mixer_in",),
-    "attn.qkv": ("qkv",), "attn.proj": ("o",), "projection_layer": ("o",), "query": ("q",), "key": ("k",), "wi": ("up",),
+    "attn.qkv": ("qkv",), "attn.proj": ("o",), "projection_layer": ("o",), "query": ("q",), "key": ("k",),
     "mlp.linear_fc1": ("up",), "mlp.linear_fc2": ("down",), **{target: (target,) for target in "qkvo"}, "wi_1": ("up",),
-    "value": ("v",), "wi_0": ("gate",), "DenseReluDense.wo": ("down",),
+    "value": ("v",), "wi": ("up",), "wi_0": ("gate",), "DenseReluDense.wo": ("down",),
     "in_proj_z": ("mixer_in",), "linear_attn.in_proj_b": ("mixer_in",), "linear_attn.in_proj_a": ("mixer_in",),
     "in_proj_b": ("mixer_in",), "in_proj_a": ("mixer_in",),
 }  # fmt: skip
