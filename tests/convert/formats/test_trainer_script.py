@@ -174,7 +174,7 @@ def test_what_is_written_trains(
     for path, text in done.files.items():
         path.write_text(text, encoding="utf-8")
     arguments = Path("training_args.json")
-    said = {**json.loads(arguments.read_text()), "use_cpu": True, "max_steps": 2, "logging_steps": 1}
+    said = {**json.loads(arguments.read_text()), "use_cpu": True, "max_steps": 2, "save_strategy": "no"}
     arguments.write_text(json.dumps(said), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["train.py", "training_args.json"])
     runpy.run_path("train.py", run_name="__main__")
