@@ -94,8 +94,8 @@ def screen_of(answer: object) -> str | None:
         return None
     report: Report = import_module(f"memcalc.report.{module}").report(answer)
     document = report.document
-    told = (_in_python(block) for block in document.screen or document.blocks)
-    screen = tuple(block for block in told if block is not None)
+    shown = (_in_python(block) for block in document.screen or document.blocks)
+    screen = tuple(block for block in shown if block is not None)
     return render(replace(report, document=replace(document, screen=screen)), "rich").rstrip("\n")
 
 
@@ -129,9 +129,9 @@ def _in_python(block: Block) -> Block | None:
 def _keywords(text: str) -> str:
     """Options in a text as the keywords that they are in Python."""
 
-    def keyword(found: re.Match[str]) -> str:
-        name, value = found[1].replace("-", "_"), found[2]
-        return found[0] if name not in WORDS else f"{name}={_literal(value)}"
+    def keyword(match: re.Match[str]) -> str:
+        name, value = match[1].replace("-", "_"), match[2]
+        return match[0] if name not in WORDS else f"{name}={_literal(value)}"
 
     together = re.sub(r"(=(?:'[^']*'|\w+)) (?=\w+=['\dTF])", r"\1, ", _FLAG.sub(keyword, text))
     return together.replace(": -v", "")
@@ -143,15 +143,15 @@ def _call(command: str) -> str:
     >>> _call("memcalc max seq-len --model gpt2 --gpus 8 --no-sp --set strategy.reshard=always")
     "memcalc.largest('seq-len', model='gpt2', gpus=8, sp=False, settings={'strategy.reshard': 'always'})"
     """
-    _, name, *words = shlex.split(command)
+    _, name, *rest = shlex.split(command)
     if name not in {*_CALLS, *_ASKED}:
         return ""
     arguments, settings = [], {}
-    while words and not words[0].startswith("--"):
-        arguments.append(repr(words.pop(0)))
-    while words:
-        flag = words.pop(0).removeprefix("--")
-        value = words.pop(0) if words and not words[0].startswith("--") else None
+    while rest and not rest[0].startswith("--"):
+        arguments.append(repr(rest.pop(0)))
+    while rest:
+        flag = rest.pop(0).removeprefix("--")
+        value = rest.pop(0) if rest and not rest[0].startswith("--") else None
         if flag == "set" and value is not None:
             key, _, settings[key] = value.partition("=")
         else:

@@ -369,7 +369,7 @@ def hub_named(model: str, spec: Model | None) -> str:
 
     Another name than the preset's own and its aliases may be that of other weights (-Instruct, -Coder).
     """
-    names: dict[str, str] = catalog.read_toml(files("memcalc.convert.formats") / "hub.toml")["names"]
+    names: dict[str, str] = catalog.read_toml(files(__name__.removesuffix(".base")) / "hub.toml")["names"]
     is_path = "/" in model or model.endswith((".json", ".toml"))
     exact = names.get(name_key(model))
     if is_path or exact is not None or spec is None:

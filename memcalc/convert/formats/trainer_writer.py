@@ -329,11 +329,11 @@ def _model(job: ConfigJob, fields: dict[str, Any], part: dict[str, str]) -> str:
     plan, texts, vision = job.strategy, _scripts()["model"], _scripts()["vision"]
     base = texts["loaded"] if plan.quantize == "none" else texts["quantized"]
     lines = [base.replace("{auto}", part["auto"]).replace("{bits}", _scripts()["bits"].get(plan.quantize, ""))]
-    parts, kept = vision["tower"], f" and {vision['inside']}"
+    parts, unless = vision["tower"], f" and {vision['inside']}"
     if plan.vision == "frozen":
-        parts, kept = f"{parts}|{vision['projector']}", ""
+        parts, unless = f"{parts}|{vision['projector']}", ""
     if freezes(job):
-        lines.append(texts["frozen"].replace("{parts}", parts).replace("{kept}", kept))
+        lines.append(texts["frozen"].replace("{parts}", parts).replace("{kept}", unless))
     if plan.lora:
         saved = "script.lora_modules_to_save" if "lora_modules_to_save" in fields else "None"
         excluded = f'exclude_modules=r".*{vision["tower"]}.*", ' if plan.vision != "trained" else ""
@@ -374,8 +374,8 @@ def layer_names(job: ConfigJob, word: str, targets: Iterable[str]) -> list[str]:
     job.require(job.fed == "text" or kind in tables, word, "what its class calls its layers is not known here")
     for target in listed:
         job.require(target in names, word, f"names of layers are known of {', '.join(names)}")
-    found = (names[target] for target in listed)
-    return list(dict.fromkeys(name for entry in found for name in ([entry] if isinstance(entry, str) else entry)))
+    entries = (names[target] for target in listed)
+    return list(dict.fromkeys(name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)))
 
 
 @cache
