@@ -136,8 +136,7 @@ def plain_cell(text: str) -> str:
 def write_folder(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
     """Write files into a folder: a new one is there with all of them or not at all; in one that is there, each is."""
     if not asks(folder.exists):
-        if not asks(folder.absolute().parent.is_dir):
-            raise OutputError("write", str(folder), f"the directory {folder.parent} must exist")
+        check_folder(folder)
         try:
             beside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:80]}.", dir=folder.absolute().parent))
         except OSError as error:
@@ -156,6 +155,12 @@ def write_folder(folder: Path, texts: Mapping[str, str], *, force: bool) -> None
     for path, text in {output_path(str(folder / name), force): text for name, text in texts.items()}.items():
         with replacing(path) as stream:
             stream.write(text.encode())
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a new folder whose parent is not there."""
+    if not asks(folder.absolute().parent.is_dir):
+        raise OutputError("write", str(folder), f"the directory {folder.parent} must exist")
 
 
 def asks(question: Callable[[], bool]) -> bool:

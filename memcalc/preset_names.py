@@ -103,11 +103,18 @@ def unknown(kind: str, name: str, names: Iterable[str], aliases: Mapping[str, st
 
     >>> print(unknown("gpu", "a100", ["a100-40g", "a100-80g", "a10"], {}))
     unknown gpu 'a100': it may be a100-40g or a100-80g.
+    >>> print(unknown("gpu", "h100/l40s", ["h100", "l40s"], {}))
+    unknown gpu 'h100/l40s': must be one GPU; memcalc sweep compares several: gpu = ["h100", "l40s"] under [jobs].
     """
     known = sorted(names)
     begun = [other for other in known if other.startswith(f"{key(name)}-")]
     if 1 < len(begun) <= _MOST_LISTED:
         return UnknownNameError(kind, name, f"it may be {', '.join(begun[:-1])} or {begun[-1]}")
+    several = re.split("[/,]", name) if kind == "gpu" and not name.endswith(".toml") else []
+    if len(several) > 1 and all(key(each) in {*known, *aliases} for each in several):
+        listed = ", ".join(f'"{each}"' for each in several)
+        allowed = f"must be one GPU; memcalc sweep compares several: gpu = [{listed}] under [jobs]"
+        return UnknownNameError(kind, name, allowed)
     allowed = f"must be one that `memcalc {kind}s` lists, or a .toml file"
     if kind != "model":
         like = nearest(name, {*known, *aliases})

@@ -205,7 +205,10 @@ def export(plan: _Plan, *, to: _To = None, rank: _Number = None, fallback: _Fall
     return plans.export(plan, to=to, rank=rank, fallback=fallback, options=options)
 
 
-_File = Annotated[str, typer.Argument(metavar="FILE.toml", help="Lists of words; every combination is one job.")]
+_FORM = 'mode = "plan" under [sweep], gpu = ["h100", "l40s"] and others under [jobs]'
+_File = Annotated[
+    str, typer.Argument(metavar="FILE.toml", help=f"Lists of words; every combination is one job: {_FORM}.")
+]
 _Jobs = Annotated[str | None, typer.Option(metavar="N", help="Processes; all cores when left out, 1 for this one.")]
 _Scheduler = Annotated[
     str | None,

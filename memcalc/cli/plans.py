@@ -13,7 +13,7 @@ import memcalc
 from memcalc.cli.options import with_model
 from memcalc.cli.output import deliver, fail, tell
 from memcalc.errors import CombinationError, InputError, MemcalcError, MissingError
-from memcalc.files import begun_folder, output_path
+from memcalc.files import begun_folder, check_folder, output_path
 from memcalc.units import format_seconds
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def search(to: str | None) -> Callable[..., Plans]:
 
 
 def check_target(save: str | None, write: str | None, rank: str | None, options: Mapping[str, Any]) -> None:
-    """Refuse a file that could not be written before anything is computed."""
+    """Refuse what could not be written before anything is computed."""
+    if write is not None:
+        check_folder(Path(write))
     if save is None:
         if rank is not None and write is None:
             raise InputError("rank", rank, "needs --save FILE")
@@ -57,7 +59,8 @@ def _is_recorded(model: str) -> bool:
 
 
 def can_start(plans: Plans) -> bool:
-    """Whether ``--write`` has a script for the first plan: of decoders of text, of a framework whose sizes are free."""
+    """Whether ``--write`` has a script for the first plan: of a model that it feeds, of a framework with free sizes."""
+    from memcalc.convert.formats.base import fed_with
     from memcalc.frameworks.capabilities import formats_of
 
     if not plans.plans or not plans.job.model or _is_recorded(plans.job.model):
@@ -67,7 +70,7 @@ def can_start(plans: Plans) -> bool:
         form, *_ = formats_of(plans.plans[0].strategy.framework, model)
     except MemcalcError:
         return False
-    return form != "torchtitan" and model.images is None and all(group.tower == "decoder" for group in model.groups)
+    return form != "torchtitan" and bool(fed_with(model))
 
 
 def say_time(elapsed: float, *, details: bool) -> None:

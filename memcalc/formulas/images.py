@@ -78,6 +78,33 @@ def scaled_image(width: int, height: int, patch: int, merge: int, least: int, mo
     return Seen(1, patches, patches // merge**2)
 
 
+def bounded_sides(width: int, height: int, step: int, longest: int) -> tuple[int, int]:
+    """Return both sides, the longest bounded, filled up to multiples of a step [px].
+
+    Parameters
+    ----------
+    width : width of the image [px]
+    height : height of the image [px]
+    step : side of what becomes one token [px]
+    longest : longest side [px]
+
+    Returns
+    -------
+    width and height [px]
+
+    Examples
+    --------
+    >>> bounded_sides(1920, 1080, 16, 1024)
+    (1024, 576)
+
+    """
+    ratio = max(width, height) / longest
+    if ratio > 1:
+        width, height = math.floor(width / ratio), math.floor(height / ratio)
+    wide, high = ((max(0, side - 1) // step + 1) * step for side in (width, height))
+    return wide, high
+
+
 def bounded_image(width: int, height: int, patch: int, merge: int, longest: int) -> Seen:
     """Return what Pixtral and Mistral 3 see: the image as it is, its longest side bounded, filled up to whole tokens.
 
@@ -99,11 +126,9 @@ def bounded_image(width: int, height: int, patch: int, merge: int, longest: int)
     2304
 
     """
-    ratio = max(width, height) / longest
-    if ratio > 1:
-        width, height = math.floor(width / ratio), math.floor(height / ratio)
-    columns, rows = (max(0, side - 1) // (patch * merge) + 1 for side in (width, height))
-    return Seen(1, columns * rows * merge**2, columns * rows)
+    wide, high = bounded_sides(width, height, patch * merge, longest)
+    tokens = (wide // (patch * merge)) * (high // (patch * merge))
+    return Seen(1, tokens * merge**2, tokens)
 
 
 def tiled_canvas(width: int, height: int, tile: int, most: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from memcalc import catalog
 from memcalc.api import load_model
-from memcalc.convert.formats.trainer_writer import hub_named
+from memcalc.convert.formats.base import hub_named
 from memcalc.errors import CombinationError, MissingError
 from memcalc.posttraining.words import RlJob, completed
 from memcalc.serving.engines import number

@@ -34,7 +34,9 @@ _SOFTWARE = ("calibration", "strategy.bnb", "strategy.peft", "strategy.te")
 """What is installed where the job runs."""
 _FIRST = ("model", "gpu", "node", "gpus", "seq_len")
 """Options that come first on the line."""
-_PLACED = frozenset(row.key for row in OPTIONS if row.group == "workload" and not row.searched)
+_PLACED = frozenset(
+    name for row in OPTIONS if row.group == "workload" and not row.searched for name in (row.key, row.word)
+)
 _ASSUMED = frozenset(row.word for row in OPTIONS if row.kind == "factor")
 """What is measured or assumed of a run, and so stands in no file."""
 _PROOF = ("model", "hardware", "workload", "peak", "components")

@@ -6,21 +6,23 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from memcalc._version import __version__
 from memcalc.api import load_model
 from memcalc.convert.document import parse_document
 from memcalc.convert.formats import Format, get_format, render_config
-from memcalc.convert.formats.base import WRITABLE, ConfigJob
-from memcalc.convert.formats.trainer_writer import hub_name
+from memcalc.convert.formats.base import WRITABLE, ConfigJob, hub_name
 from memcalc.errors import CombinationError, UnknownNameError
 from memcalc.files import asks
 from memcalc.frameworks.capabilities import FORMATS_OF
 from memcalc.handoff.round_trip import check_command, resolved
 from memcalc.handoff.saved import estimated_again
+from memcalc.planner.images import parse_size, seen_by, sides_of
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan
 from memcalc.specs.job import command_line
+from memcalc.specs.model import Model
 from memcalc.specs.options import meant
 from memcalc.units import GIB, parse_bytes
 
@@ -179,13 +181,26 @@ def _job(plan: Plan | Estimate, estimate: Estimate, form: Format, target: Path, 
     model = str(plan.job.model)
     workspace = plan.job.settings.get("strategy.blas_workspace")
     evaluated = plan.job.settings.get("workload.eval_micro_batch")
+    spec = load_model(model, dirs)
     return replace(
-        ConfigJob.of(estimate, load_model(model, dirs)),
+        ConfigJob.of(estimate, spec),
+        **_pictured(plan, spec),
         model=model,
         blas_workspace=None if workspace is None else parse_bytes(workspace),
         eval_micro_batch=None if evaluated is None else int(evaluated),
         beside={form.name: target.name, **{name: usual_name(get_format(name)) for name in form.beside}},
     )
+
+
+def _pictured(plan: Plan | Estimate, spec: Model) -> dict[str, Any]:
+    """How many images a job has, and what the model makes of one of them."""
+    count, size = int(plan.job.options.get("images", 1)), plan.job.options.get("image_size")
+    if spec.images is None or not count:
+        return {}
+    limit = plan.job.settings.get("workload.image_pixels")
+    most = None if limit is None else int(limit)
+    sides = parse_size(size) if size else (spec.images.side, spec.images.side)
+    return {"images": count, "image": seen_by(spec, *sides, most), "image_sides": sides_of(spec.images, *sides, most)}
 
 
 def usual_name(form: Format) -> str:

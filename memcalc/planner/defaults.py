@@ -376,8 +376,8 @@ def _launched() -> Habits:
 
 
 def sequence_length(request: Request, model: Model) -> int:
-    """The sequence length; by default the model's own, at most 4096. A vision model sees its patches."""
-    fixed = model.fixed_tokens.get(model.main.tower)
+    """The sequence length of the text; by default the model's own, at most 4096. A vision model sees its patches."""
+    fixed = model.fixed_length
     if fixed is not None:
         return int(request.get("seq_len", fixed, f"{fixed} (tokens that the model sees a sample)"))
     length = int(request.get("seq_len", min(model.max_positions, 4096)))

@@ -107,6 +107,16 @@ def _seen(request: Request, model: Model, images: Images, most_pixels: int | Non
     return _by_rule(images, *(parse_size(text) if text else (images.side, images.side)), most_pixels)
 
 
+def sides_of(images: Images, width: int, height: int, most_pixels: int | None = None) -> tuple[int, int]:
+    """Width and height to which a processor resizes an image [px]; 0 where all come to one size."""
+    step = images.patch * images.merge
+    if images.rule == "bounded":
+        return seen.bounded_sides(width, height, step, images.longest)
+    limit = images.most_pixels if most_pixels is None else most_pixels
+    scaled = images.rule == "scaled"
+    return seen.scaled_sides(width, height, step, min(images.least_pixels, limit), limit) if scaled else (0, 0)
+
+
 def seen_by(model: Model, width: int, height: int, most_pixels: int | None = None) -> Seen:
     """What a model sees of an image of a size [px]."""
     if model.images is None:

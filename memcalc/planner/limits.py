@@ -58,7 +58,7 @@ NODES = 8
 
 def max_seq_len(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
     """The largest sequence length that fits."""
-    if job.model.fixed_tokens.get(job.model.main.tower) is not None:
+    if job.model.fixed_length is not None:
         raise InputError("max", "seq-len", f"{job.model.name} has a fixed number of tokens per sample")
     learned = job.model.positions == "learned"
     most = job.model.max_positions if learned else rq.LARGEST_NUMBER["seq_len"]

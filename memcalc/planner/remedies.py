@@ -227,7 +227,7 @@ def _size(search: Search, change: Change) -> int:
 
 
 def _shorter(search: Search) -> Iterator[Nearest]:
-    if search.job.model.fixed_tokens.get(search.job.model.main.tower) is not None:
+    if search.job.model.fixed_length is not None:
         return
     length = defaults.sequence_length(search.job.pinned().request, search.job.model)
     for halvings in range(1, HALVINGS + 1):

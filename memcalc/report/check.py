@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -137,7 +139,8 @@ def _fix(result: Check, *, brief: bool = False) -> Iterator[Block]:
         if several:
             yield replace(_fixes(result), titled=not brief)
         for edit in fix.edits:
-            text = _changed(edit.diff) if brief else edit.diff
+            shown = in_pieces(edit.diff)
+            text = _changed(shown) if brief else shown
             yield Listing(f"{edit.path} (write it with --fix{', another with --edit N' * several})", "diff", text)
         if brief:
             return
@@ -146,6 +149,36 @@ def _fix(result: Check, *, brief: bool = False) -> Iterator[Block]:
         requested = result.estimate.reason.startswith("host memory requested")
         none = "No edit of these files makes it fit; memcalc plan searches all strategies."
         yield Line("It fits with the host memory of MC113." if requested else none, "warning")
+
+
+_LONG = 160
+"""Letters above which a line is no line to read: a whole JSON."""
+
+
+def in_pieces(diff: str) -> str:
+    r"""Return a diff whose long lines show what is changed in them, with a piece on either side.
+
+    >>> line = '{"a": 1, ' + "0, " * 60 + '"b": 2, "c": 3}'
+    >>> print(in_pieces(f"-{line}\n+{line.replace('2', '4')}"))
+    … 0,
+    -"b": 2,
+    +"b": 4,
+     "c": 3}
+    """
+    lines, shown = diff.splitlines(), []
+    while lines:
+        line = lines.pop(0)
+        pair = lines and line[:1] == "-" and lines[0][:1] == "+" and max(len(line), len(lines[0])) > _LONG
+        if not pair:
+            shown.append(line)
+            continue
+        before, after = (re.split(r"(?<=,)\s*", text[1:]) for text in (line, lines.pop(0)))
+        begins = False
+        for piece in list(difflib.unified_diff(before, after, n=1, lineterm=""))[2:]:
+            if not piece.startswith("@@"):
+                shown.append(f"…{piece}" if begins and piece[0] == " " else piece)
+            begins = piece.startswith("@@")
+    return "\n".join(shown)
 
 
 def _changed(diff: str) -> str:

@@ -162,8 +162,14 @@ def _neighbours(result: Inverse) -> Table:
     points = [(best.value, best.peak.device, best.verdict, 0) for best in (result.best,) if best is not None]
     points += [(miss.value, miss.device, miss.verdict, miss.missing) for miss in result.beyond]
     size = result.capacity
+    beside = " without that offload" if result.limit.startswith("host memory: on ") else ""
     rows = [
-        (_count(value), gib(device), percent(device, size), margin(device, verdict, size, missing))
+        (
+            _count(value),
+            gib(device),
+            percent(device, size),
+            margin(device, verdict, size, missing) + beside * (device > size),
+        )
         for value, device, verdict, missing in points
     ]
     return Table("Around the limit", columns, tuple(rows))

@@ -142,7 +142,7 @@ def _latex_table(table: Table) -> str:
     lines = [" " + " & ".join(map(_latex_cell, row, narrow)) + r" \\" for row in (*heads, *table.rows)]
     lines = [r"\toprule", *lines[: len(heads)], r"\midrule", *lines[len(heads) :], r"\bottomrule"]
     begin = f"\\noindent{{{size}\\setlength{{\\tabcolsep}}{{3pt}}\\begin{{tabular}}{{@{{}}{''.join(spec)}@{{}}}}"
-    return "\n".join((rf"\noindent {latex_text(table.title)}:", "", begin, *lines, r"\end{tabular}}"))
+    return "\n".join((rf"\noindent {latex_text(table.title)}:", "", begin, *lines, r"\end{tabular}\par}\smallskip"))
 
 
 def _latex_cell(cell: str, narrow: bool) -> str:

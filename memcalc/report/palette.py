@@ -169,5 +169,7 @@ def latex_text(text: str) -> str:
 
     >>> print(latex_text("100% of core_attn: ⌈P / N⌉"))
     100\% of core\_attn: \ensuremath{\lceil}P / N\ensuremath{\rceil}
+    >>> print(latex_text("--fix"))
+    -{}-fix
     """
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    return "".join(_LATEX.get(letter, letter) for letter in text).replace("--", "-{}-")  # which becomes a dash

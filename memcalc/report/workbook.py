@@ -20,6 +20,7 @@ _WIDEST = 40
 """Width of a column at the most, in letters."""
 _MADE = datetime(2000, 1, 1, tzinfo=UTC)
 """The same date in all files, so that the same answer is the same file."""
+_ALIGNED: dict[bool, dict[str, str | int]] = {True: {"align": "right"}, False: {"indent": 1}}
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "�")
 
 
@@ -40,17 +41,20 @@ def workbook(report: Report, name: str) -> bytes:
     options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     with xlsxwriter.Workbook(stream, options) as book:
         book.set_properties({"created": _MADE.replace(tzinfo=None)})
-        sheet, bold = book.add_worksheet(), book.add_format({"bold": True})
+        sheet, text = book.add_worksheet(), book.add_format({"indent": 1})  # apart from a number that ends before it
+        heads = {right: book.add_format({"bold": True, **_ALIGNED[right]}) for right in _ALIGNED}
         sheet.freeze_panes(1, 0)
+        sheet.set_landscape()
+        sheet.repeat_rows(0)
         for index, heading in enumerate(table.headings):
             cells = [_text(row[index]) for row in table.rows]
-            sheet.set_column(index, index, min(_WIDEST, max(map(len, [heading, *cells])) + 2))
-            sheet.write_string(0, index, _text(heading), bold)
+            sheet.set_column(index, index, min(_WIDEST, max(map(len, [heading, *cells])) + 3))
+            sheet.write_string(0, index, _text(heading), heads[table.columns[index].right])
             for line, cell in enumerate(cells, 1):
                 if table.columns[index].right and _is_number(cell):
                     sheet.write_number(line, index, float(cell))
                 elif cell:
-                    sheet.write_string(line, index, cell)
+                    sheet.write_string(line, index, cell, text)
     return stream.getvalue()
 
 

@@ -286,6 +286,11 @@ class Model(Frozen):
         return max(self.groups, key=lambda group: group.count * group.block.hidden)
 
     @property
+    def fixed_length(self) -> int | None:
+        """Tokens of every sample, where the last tower is fed no text: None where a sequence may have any length."""
+        return self.fixed_tokens.get(self.groups[-1].tower)
+
+    @property
     def recorded_blocks(self) -> tuple[Segment, ...]:
         """What was recorded of each group's blocks."""
         return tuple(group.block.recorded for group in self.groups if group.block.recorded is not None)

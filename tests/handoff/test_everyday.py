@@ -9,7 +9,7 @@ import pytest
 
 import memcalc
 from memcalc.catalog import read_toml
-from memcalc.convert.formats.trainer_writer import hub_named
+from memcalc.convert.formats.base import hub_named
 from memcalc.convert.named_model import named_model
 from memcalc.handoff import exported
 from memcalc.handoff.saved import saved_plan

@@ -493,9 +493,14 @@ def test_a_refusal_leads_to_a_plan_that_is_written(to: str) -> None:
 
 
 def test_what_no_format_says_is_refused_without_a_line() -> None:
-    """The scripts that are written train decoders of text."""
-    with pytest.raises(CombinationError, match=r"decoders of text: .* script of your own, which memcalc check reads"):
-        plan_to("trainer", model="t5-small", gpu="h100", gpus=2, top=1)
+    """Two towers and a loss between them: no class of Transformers trains CLIP on rows of one kind."""
+    with pytest.raises(CombinationError, match=r"no training script for it: .* which memcalc check reads with --model"):
+        plan_to("trainer", model="clip-vit-b-32", gpu="h100", gpus=2, top=1)
+
+
+def test_a_format_of_text_alone_names_what_writes_the_model() -> None:
+    with pytest.raises(CombinationError, match=r"axolotl trains decoders of text: write it with --to trainer"):
+        plan_to("axolotl", model="t5-small", gpu="h100", gpus=2, top=1)
 
 
 def test_a_framework_is_no_format(simple: SavedPlan) -> None:

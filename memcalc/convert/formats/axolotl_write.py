@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.convert.formats.base import ConfigJob, key_table
+from memcalc.convert.formats.base import ConfigJob, hub_name, key_table
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
-from memcalc.convert.formats.trainer_writer import accumulated, galore, hub_name, layer_names, require_decoder
+from memcalc.convert.formats.trainer_writer import accumulated, galore, layer_names, require_decoder
 from memcalc.convert.formats.tuning import ANY_FORM, DECAY, FLASH
 from memcalc.frameworks import habits_of
 from memcalc.specs.adapters import lora_of
@@ -26,7 +26,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
     """
     plan = job.strategy
     job.require_one_of("framework", ("hf", "ddp", "fsdp2", "deepspeed"), "axolotl runs")
-    require_decoder(job)
+    require_decoder(job, "memcalc's YAML of axolotl")
     exchanged = plan.cp > 1 and plan.cp_kind == "a2a"
     job.require(not exchanged, "cp-kind", "axolotl's ranks pass keys and values round a ring")
     job.require(not plan.optimizer_in_backward, "optimizer-in-backward", "axolotl steps after backward")

@@ -21,9 +21,11 @@ from memcalc.convert.objectives import refuse_trainer
 from memcalc.errors import CombinationError, FileError, UnknownFormatError, UnknownNameError, cut
 from memcalc.files import document_text
 from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, needs_of
+from memcalc.preset_names import key as name_key
 from memcalc.specs.strategy import Strategy
 
 if TYPE_CHECKING:
+    from memcalc.formulas.images import Seen
     from memcalc.results.estimates import Estimate
     from memcalc.specs.model import Model
 
@@ -80,6 +82,12 @@ class ConfigJob:
     """Sequences of a rank in one step of an evaluation; as many as in training where None."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """Names of the files that are written for one job, by format: what another of them says need not stand twice."""
+    images: int = 0
+    """Of each sequence; 0 for text alone."""
+    image: Seen | None = None
+    """What the model sees of one of them."""
+    image_sides: tuple[int, int] = (0, 0)
+    """Its width and height once resized [px]; 0 where the tower has one size of image."""
     editing: bool = False
     """What is written is only compared, to edit a file: what that file cannot say stands elsewhere and stays."""
 
@@ -104,6 +112,11 @@ class ConfigJob:
     def framework(self) -> str:
         """The framework's name, without its era."""
         return self.strategy.framework.partition("@")[0]
+
+    @property
+    def fed(self) -> str:
+        """What the model is fed in training: ``fed_with``."""
+        return fed_with(self.spec)
 
     @property
     def gpus_per_node(self) -> int:
@@ -368,3 +381,36 @@ def key_table(name: str) -> KeyTable:
     tables = catalog.read_toml(files(__name__.removesuffix(".base")) / f"{name}.toml")
     lists = {part: tuple(text.split()) for part, text in tables.pop("lists").items()}
     return KeyTable(lists, tables)
+
+
+def hub_name(job: ConfigJob) -> str:
+    """The name by which the Hub has a preset, where it is known; else the model as the user named it, as a path is."""
+    return hub_named(job.model, job.spec)
+
+
+def hub_named(model: str, spec: Model | None) -> str:
+    """The same of a model as the user named it, and the model whose sizes it has.
+
+    Another name than the preset's own and its aliases may be that of other weights (-Instruct, -Coder).
+    """
+    names: dict[str, str] = catalog.read_toml(files(__name__.removesuffix(".base")) / "hub.toml")["names"]
+    is_path = "/" in model or model.endswith((".json", ".toml"))
+    exact = names.get(name_key(model))
+    if is_path or exact is not None or spec is None:
+        return exact or model
+    return names.get(spec.name, model) if name_key(model) in {spec.name, *spec.aliases} else model
+
+
+def fed_with(spec: Model | None) -> str:
+    """What a model is fed in training, by its part of the Trainer's script; empty where nothing is written of it."""
+    towers = {group.tower for group in spec.groups} if spec is not None else {"decoder"}
+    if spec is not None and spec.images is not None:
+        return "images"
+    if spec is None or towers == {"decoder"}:
+        return "text"
+    if towers == {"encoder", "decoder"}:
+        return "speech" if any(ends.mel_bins for ends in spec.ends) else "pairs"
+    if towers == {"encoder"}:
+        pooled = "classes" if any(tensor.name == "pooler" for tensor in spec.outside) else ""
+        return ("text" if spec.tail.wide_loss else "masked") if spec.head else pooled
+    return "pictures" if towers == {"vision"} and spec.tail.classes else ""

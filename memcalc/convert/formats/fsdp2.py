@@ -19,7 +19,7 @@ from memcalc import catalog
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document, KeyPath, Span
 from memcalc.convert.formats.base import ConfigJob, Format
-from memcalc.convert.formats.trainer_writer import no_script, sizes
+from memcalc.convert.formats.trainer_writer import require_decoder, sizes
 from memcalc.convert.formats.tuning import DECAY, set_decay
 from memcalc.errors import FileError, MemcalcError
 from memcalc.formulas.recompute import parse_policy
@@ -232,8 +232,7 @@ def write(job: ConfigJob) -> dict[str, Any]:
 def _spec(job: ConfigJob) -> Model:
     """The model: a decoder that one of Transformers' classes runs."""
     spec = job.sized()
-    text = spec.images is None and all(group.tower == "decoder" for group in spec.groups)
-    job.require(text, "model", no_script(spec))
+    require_decoder(job, "memcalc's script of FSDP 2")
     job.require(not spec.is_moe, "model", "the script is written for dense decoders")
     path = not spec.hf_class and ("/" in job.model or job.model.endswith(".json")) and not job.model.endswith(".toml")
     known = path or bool(spec.hf_class and spec.hf_config)

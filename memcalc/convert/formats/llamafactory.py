@@ -33,6 +33,7 @@ from memcalc.convert.formats.tuning import (
     set_lora,
     set_optimizer,
     set_stored,
+    set_vision,
 )
 from memcalc.convert.objectives import method_called, refuse_idle
 from memcalc.errors import MissingError, ObjectiveError
@@ -167,9 +168,7 @@ def _images(reader: ConfigReader) -> None:
 
     Source: hparams/model_args.py (ProcessorArguments) and finetuning_args.py (FreezeArguments).
     """
-    tower, projector = reader.flag("freeze_vision_tower", True), reader.flag("freeze_multi_modal_projector", True)
-    trained = "trained" if not tower else "frozen" if projector else "projector"
-    reader.set("vision", trained, "freeze_vision_tower")
+    set_vision(reader, frozen=True)
     reader.set("workload.image_pixels", reader.integer("image_max_pixels", 768 * 768, low=1), "image_max_pixels")
 
 

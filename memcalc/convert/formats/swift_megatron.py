@@ -15,11 +15,10 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats import megatron
-from memcalc.convert.formats.base import ConfigJob, Format, key_table
+from memcalc.convert.formats.base import ConfigJob, Format, hub_name, key_table
 from memcalc.convert.formats.megatron_flags import KEYS, Flags
 from memcalc.convert.formats.megatron_strategy import run_flags, set_float8, set_states, set_time
 from memcalc.convert.formats.preferences import refuse_preferences
-from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.convert.objectives import refuse_task
 from memcalc.errors import ObjectiveError
 from memcalc.specs.adapters import lora_of

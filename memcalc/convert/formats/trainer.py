@@ -39,6 +39,7 @@ from memcalc.convert.formats.tuning import (
     set_kernel,
     set_optimizer,
     set_stored,
+    set_vision,
 )
 from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_idle, refuse_method, refuse_switches
 
@@ -254,6 +255,7 @@ def read_script(reader: ConfigReader, trl: bool) -> None:
     _weights(reader, trl, quantized)
     _attention(reader)
     _length(reader, trl)
+    set_vision(reader)
     reader.harmless("model_init_kwargs.")
 
 

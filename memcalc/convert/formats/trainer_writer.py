@@ -1,8 +1,8 @@
 """What runs a job under Transformers: the Trainer's arguments, the script beside them, and the model as it makes it.
 
-The script loads the model as they say, or makes it from sizes or a config.json, and trains on random tokens. Its calls
-are those of Transformers 5.23 (hf_argparser.py, trainer.py, modeling_utils.py: from_config) and PEFT 0.21
-(mapping_func.py, tuners/lora/config.py).
+The script loads the model as they say, or makes it from sizes or a config.json, and trains on random data of the kind
+that the model is fed. Its calls are those of Transformers 5.23 (hf_argparser.py, trainer.py, modeling_utils.py:
+from_config) and PEFT 0.21 (mapping_func.py, tuners/lora/config.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.catalog import read_toml
 from memcalc.convert.document import Document
-from memcalc.convert.formats.base import ConfigJob
+from memcalc.convert.formats.base import ConfigJob, hub_name
 from memcalc.convert.formats.fsdp_config import LOSS_INSIDE, PLACED
 from memcalc.convert.formats.tuning import ANY_FORM, DECAY, FLASH, LIGER_KERNELS, TRAINER_OPTIMIZERS
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
-from memcalc.preset_names import key
 from memcalc.specs.adapters import lora_of
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ _RUNS = ("hf", "fsdp2", "ddp", "deepspeed")
 def script_fields(job: ConfigJob) -> dict[str, Any]:
     """What the script beside the arguments loads, and how: the model, its dtype, the kernel, tokens of a sequence."""
     plan = job.strategy
-    require_decoder(job)
+    job.require(bool(job.fed), "model", NO_SCRIPT)
     frozen = plan.lora and job.framework != "deepspeed" and plan.precision.endswith("mixed") and not plan.frozen_fp32
     narrow = plan.precision == "bf16" or plan.quantize != "none" or frozen
     half = "float16" if plan.precision.startswith("fp16") else "bfloat16"
@@ -68,6 +67,8 @@ def script_fields(job: ConfigJob) -> dict[str, Any]:
         "block_size": job.seq_len,
         "dtype": half if narrow else "float32",
         "attn_implementation": _kernel(job),
+        **({"freeze_vision_tower": True} if plan.vision != "trained" else {}),
+        **({"freeze_multi_modal_projector": True} if plan.vision == "frozen" else {}),
         **_adapters(job),
     }
 
@@ -81,19 +82,17 @@ def _kernel(job: ConfigJob) -> str:
     return "eager" if plan.attention == "eager" else "sdpa"
 
 
-def require_decoder(job: ConfigJob) -> None:
-    """Refuse what is no decoder of text alone, which the script that is written would neither build nor feed."""
-    spec = job.spec
-    alone = spec is None or (spec.images is None and all(group.tower == "decoder" for group in spec.groups))
-    job.require(alone, "model", no_script(spec) if spec is not None else "")
+def require_decoder(job: ConfigJob, writer: str) -> None:
+    """Refuse what is no decoder of text alone, which is all that ``writer`` trains."""
+    kind = job.fed
+    other = "write it with --to trainer or accelerate" if kind else NO_SCRIPT
+    job.require(kind == "text", "model", f"{writer} trains decoders of text: {other}")
 
 
-def no_script(spec: Model) -> str:
-    """Why no script is written of a model that is no decoder of text, and what trains it as a plan says."""
-    says = "memcalc's scripts train decoders of text: set what the plan says in"
-    if spec.images is not None:
-        return f"{says} the YAML of LLaMA-Factory or ms-swift, which memcalc check reads"
-    return f"{says} a JSON of TrainingArguments for a script of your own, which memcalc check reads with --model"
+NO_SCRIPT = (
+    "memcalc has no training script for it: set what the plan says in a JSON of TrainingArguments for a script of your "
+    "own, which memcalc check reads with --model"
+)
 
 
 def _adapters(job: ConfigJob) -> dict[str, Any]:
@@ -255,74 +254,93 @@ def spelling(document: Document, key: str) -> str:
 
 
 _TYPES = {str: "str", int: "int", float: "float", bool: "bool", list: "list[str]"}
-_LOADED = """    # random weights; from_pretrained(script.model_name_or_path, dtype=...) loads those of the Hub
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=getattr(torch, script.dtype), attn_implementation=script.attn_implementation
-    )
-"""
-_QUANTIZED = """    # a quantized base is loaded, not drawn at random; what FSDP shards is stored as floats
-    quantization = transformers.BitsAndBytesConfig(
-        {bits}bnb_4bit_compute_dtype=getattr(torch, script.dtype), bnb_4bit_quant_storage=getattr(torch, script.dtype),
-    )
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        script.model_name_or_path, config=config, dtype=getattr(torch, script.dtype),
-        attn_implementation=script.attn_implementation, quantization_config=quantization,
-    )
-"""
-_BITS = {
-    "nf4": 'load_in_4bit=True, bnb_4bit_quant_type="nf4", ',
-    "nf4-dq": 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,\n        ',
-    "int8": "load_in_8bit=True, ",
-}
-_ADAPTED = """    adapters = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=script.lora_r, lora_alpha=script.lora_alpha, lora_dropout=script.lora_dropout,
-        target_modules=script.lora_target_modules, modules_to_save={saved},
-    )
-    model = peft.get_peft_model(model, adapters, autocast_adapter_dtype=script.autocast_adapter_dtype)
-"""
 
 
 def script_text(job: ConfigJob) -> str:
     """Return the script of a job, whose plan stands in the arguments that it is given."""
     template = (files("memcalc.convert.formats") / "trainer_script.txt").read_text(encoding="utf-8")
     fields = {name: value for name, value in script_fields(job).items() if value is not None}
+    kind, part = job.fed, _script_part(job)
+    pictured = kind == "images" and job.image is not None
     parts = {
         "{title}": f"{job.model} on {job.gpus} x {job.gpu}",
+        "{data}": part["data"],
         "{config}": configuration(job.sized(), "script.model_name_or_path"),
         "{fields}": "\n".join(f"    {name}: {_TYPES[type(value)]}" for name, value in fields.items()),
-        "{imports}": "import peft\nimport torch" if job.strategy.lora else "import torch",
+        "{imports}": "import re\nimport sys\n" if freezes(job) else "import sys\n",
+        "{peft}": "import peft\n" if job.strategy.lora else "",
         "{needs}": "Transformers 5 and PEFT" if job.strategy.lora else "Transformers 5",
-        "{model}": _model(job, fields),
+        "{constants}": _pictures(job, part["constants"]) if pictured else "",
+        "{row}": part["row"].replace("{beside}", _beside(job)).removeprefix("\n"),
+        "{joined}": part["joined"].replace("{joined}", _joined(job)) if pictured else "",
+        "{model}": part.get("begin", "").removeprefix("\n") + _model(job, fields, part),
+        "{collator}": ", data_collator=batched" if pictured else "",
     }
     for name, text in parts.items():
         template = template.replace(name, text)
     return template
 
 
-def _model(job: ConfigJob, fields: dict[str, Any]) -> str:
-    """The lines that make the model, and the adapters over it."""
-    plan = job.strategy
-    base = _LOADED if plan.quantize == "none" else _QUANTIZED.replace("{bits}", _BITS[plan.quantize])
-    saved = "script.lora_modules_to_save" if "lora_modules_to_save" in fields else "None"
-    return base + (_ADAPTED.replace("{saved}", saved) if plan.lora else "")
+def freezes(job: ConfigJob) -> bool:
+    """Whether the script itself freezes a part of the model; under adapters PEFT does."""
+    return job.strategy.vision != "trained" and not job.strategy.lora
 
 
-def hub_name(job: ConfigJob) -> str:
-    """The name by which the Hub has a preset, where it is known; else the model as the user named it, as a path is."""
-    return hub_named(job.model, job.spec)
+def _script_part(job: ConfigJob) -> dict[str, str]:
+    """The parts of the script by what the model is fed: text beside a tower that sees no image."""
+    parts, kind = _scripts(), job.fed
+    if kind == "images" and job.image is None:
+        return {**parts["text"], "auto": parts[kind]["auto"]}
+    return parts[kind]
 
 
-def hub_named(model: str, spec: Model | None) -> str:
-    """The same of a model as the user named it, and the model whose sizes it has.
+def _joined(job: ConfigJob) -> str:
+    """Rows that stand one after another in a batch; Idefics 3 and SmolVLM have the views of a sequence in one."""
+    spec = job.sized()
+    rule = spec.images.rule if spec.images is not None else ""
+    beside = {"scaled": ("image_grid_thw",), "bounded": ("image_sizes",)}.get(rule, ())
+    return repr((*(() if rule == "split" else ("pixel_values",)), *beside))
 
-    Another name than the preset's own and its aliases may be that of other weights (-Instruct, -Coder).
-    """
-    names: dict[str, str] = read_toml(files("memcalc.convert.formats") / "hub.toml")["names"]
-    is_path = "/" in model or model.endswith((".json", ".toml"))
-    exact = names.get(key(model))
-    if is_path or exact is not None or spec is None:
-        return exact or model
-    return names.get(spec.name, model) if key(model) in {spec.name, *spec.aliases} else model
+
+def _beside(job: ConfigJob) -> str:
+    """What a row has beside the pixels."""
+    spec, beside = job.sized(), _scripts()["beside"]
+    rule = spec.images.rule if spec.images is not None else ""
+    return beside.get(rule, "") or beside.get(spec.architecture, "")
+
+
+def _pictures(job: ConfigJob, template: str) -> str:
+    """The constants of the images of a sequence, whose last two sides are pixels or, of rows of patches, theirs."""
+    spec, image = job.sized(), job.image
+    if image is None or spec.images is None:
+        return ""
+    rule, (wide, high) = spec.images, job.image_sides
+    pixels: tuple[int, ...] = (job.images * image.views, 3, high or rule.side, wide or rule.side)
+    grid = ""
+    if rule.rule == "scaled":
+        pixels = (job.images * image.patches, spec.ends_of("vision").patch)
+        grid = f'GRID = {(1, high // rule.patch, wide // rule.patch)}\n"""Frames, rows and columns of patches."""\n'
+    filled = template.replace("{images}", str(job.images)).replace("{tokens}", str(image.tokens))
+    return filled.replace("{pixels}", str(pixels)) + grid
+
+
+def _model(job: ConfigJob, fields: dict[str, Any], part: dict[str, str]) -> str:
+    """The lines that make the model, what of it is frozen, and the adapters over it."""
+    plan, texts, vision = job.strategy, _scripts()["model"], _scripts()["vision"]
+    base = texts["loaded"] if plan.quantize == "none" else texts["quantized"]
+    lines = [base.replace("{auto}", part["auto"]).replace("{bits}", _scripts()["bits"].get(plan.quantize, ""))]
+    parts, unless = vision["tower"], f" and {vision['inside']}"
+    if plan.vision == "frozen":
+        parts, unless = f"{parts}|{vision['projector']}", ""
+    if freezes(job):
+        lines.append(texts["frozen"].replace("{parts}", parts).replace("{kept}", unless))
+    if plan.lora:
+        saved = "script.lora_modules_to_save" if "lora_modules_to_save" in fields else "None"
+        excluded = f'exclude_modules=r".*{vision["tower"]}.*", ' if plan.vision != "trained" else ""
+        task = f'task_type="{part["task"]}", ' if part["task"] else ""
+        adapted = texts["adapted"].replace("{saved}", saved).replace("{excluded}", excluded)
+        lines.append(adapted.replace("{task}", task))
+    return "".join(line.removeprefix("\n") for line in lines)
 
 
 def sizes(spec: Model) -> dict[str, Any]:
@@ -351,14 +369,22 @@ def layer_names(job: ConfigJob, word: str, targets: Iterable[str]) -> list[str]:
     Refuses one whose name is not known: a list of names would go without it, and nobody would be told.
     """
     tables = _tables()
-    names = {**tables["usual"], **tables.get(job.spec.architecture if job.spec else "", {})}
-    listed = list(targets)
+    kind = job.spec.architecture if job.spec else ""
+    names, listed = {**tables["usual"], **tables.get(kind, {})}, list(targets)
+    job.require(job.fed == "text" or kind in tables, word, "what its class calls its layers is not known here")
     for target in listed:
         job.require(target in names, word, f"names of layers are known of {', '.join(names)}")
-    return list(dict.fromkeys(names.get(target, target) for target in listed))
+    entries = (names[target] for target in listed)
+    return list(dict.fromkeys(name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)))
 
 
 @cache
-def _tables() -> dict[str, dict[str, str]]:
-    tables: dict[str, dict[str, str]] = read_toml(files("memcalc.convert.formats") / "layers.toml")
+def _scripts() -> dict[str, dict[str, str]]:
+    texts: dict[str, dict[str, str]] = read_toml(files("memcalc.convert.formats") / "trainer_scripts.toml")
+    return texts
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = read_toml(files("memcalc.convert.formats") / "layers.toml")
     return tables

@@ -34,6 +34,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "linear_attn.out_proj": ("mixer_out",), "linear_attn.in_proj_qkvz": ("mixer_in",),
     "linear_attn.in_proj_ba": ("mixer_in",), "in_proj_qkvz": ("mixer_in",), "in_proj_ba": ("mixer_in",),
     "linear_attn.in_proj_qkv": ("mixer_in",), "linear_attn.in_proj_z": ("mixer_in",), "in_proj_qkv": ("mixer_in",),
+    "attn.qkv": ("qkv",), "attn.proj": ("o",), "projection_layer": ("o",), "query": ("q",), "key": ("k",),
+    "mlp.linear_fc1": ("up",), "mlp.linear_fc2": ("down",), **{target: (target,) for target in "qkvo"}, "wi_1": ("up",),
+    "value": ("v",), "wi": ("up",), "wi_0": ("gate",), "DenseReluDense.wo": ("down",),
     "in_proj_z": ("mixer_in",), "linear_attn.in_proj_b": ("mixer_in",), "linear_attn.in_proj_a": ("mixer_in",),
     "in_proj_b": ("mixer_in",), "in_proj_a": ("mixer_in",),
 }  # fmt: skip
@@ -386,3 +389,12 @@ def options_of(reader: ConfigReader, key: str) -> dict[str, Any]:
         raise reader.error(key, value, "must be a table")
     booleans = {"true": True, "false": False}  # a flag's values are texts
     return {name: booleans.get(str(option).lower(), option) for name, option in (value or {}).items()}
+
+
+def set_vision(reader: ConfigReader, *, frozen: bool = False) -> None:
+    """What is trained of a vision part, where the model has one; ``frozen`` is the default of both keys."""
+    key = "freeze_vision_tower"
+    if not frozen and not reader.has(key):
+        return
+    tower, projector = reader.flag(key, frozen), reader.flag("freeze_multi_modal_projector", frozen)
+    reader.set("vision", "trained" if not tower else "frozen" if projector else "projector", key)
