@@ -6,8 +6,9 @@ The full space appears in blocks that stay in a core's cache: a few sums, the co
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from math import prod
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.grid import column
+from memcalc.grid import AXES, column
 from memcalc.planner import Tally
-from memcalc.planner.costs import Costs, costs_apart
+from memcalc.planner.costs import NEAR, Costs, costs_apart, may_fit, near
 from memcalc.planner.ranking import Idea, Ideas, Objective, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
@@ -39,11 +40,6 @@ FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
 LARGE = 3_000_000
 BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
-NEAR = 8
-"""Percent beyond the limit up to which the closed form may put a strategy that a search still lets a replay decide on.
-
-The same for every search, so that what one finds, another one over a wider space finds too.
-"""
 EACH = 24
 """Strategies of an idea that a search keeps; where a replay refuses all of them, it is asked again for more."""
 LEAST = 2
@@ -52,6 +48,8 @@ MANY = 512
 """Candidates for the front above which a sample of them is looked at first."""
 FAR = 2.0**60
 """More bytes than any strategy lacks: what does not fit on the GPU comes after all that does."""
+BOUNDED = 50_000
+"""Strategies above which it pays to tell first what cannot fit."""
 APART = 300_000
 """Strategies above which it pays to evaluate offloaded activations apart from all else."""
 
@@ -147,15 +145,57 @@ def search(
     """
     wanted, tally, traces = wanted or Wanted(), tally or Tally(), traces or TraceCache()
     spaces = [ModelOnGrid(model, grid, traces) for grid in grids]
+    many = sum(space.grid.size for space in spaces) > BOUNDED
+    by_count = _states_of(spaces, gpu, node, wanted, tally, bounded=many)
+    empty = {gpus for gpus, states in by_count.items() if many and not any(state.feasible for state in states)}
+    if empty:  # what comes nearest to fitting may be anything
+        left = [space.with_layouts(part) for space in spaces for part in _on(space.grid, empty)]
+        by_count |= _states_of(left, gpu, node, wanted, tally, bounded=False)
+    return {gpus: _outcome(states, wanted.each) for gpus, states in sorted(by_count.items())}
+
+
+def _states_of(
+    spaces: list[ModelOnGrid], gpu: GPU, node: Node, wanted: Wanted, tally: Tally, *, bounded: bool
+) -> dict[int, list[_State]]:
+    """What is kept of some spaces, by the number of GPUs; ``bounded``: what surely fits nowhere near is left out."""
     states: dict[tuple[int, int], _State] = {}
     tally.expect(sum(space.grid.size for space in spaces))
     for space in spaces:
-        for part in parts_of(space.grid):
-            _search_part(space.with_layouts(part), gpu, node, wanted, states, tally)
+        grid, left = space.grid, space.grid.size
+        for gpus, layouts in Counter(layout.gpus for layout in grid.layouts).items():
+            state = states.setdefault((gpus, grid.fixed.global_batch), _State(wanted.each, gpu.memory_bytes))
+            state.searched += layouts * prod(grid.shape[2:])
+        for open_ in _bounded(space, gpu) if bounded else [space]:
+            left -= open_.grid.size
+            for part in parts_of(open_.grid):
+                _search_part(open_.with_layouts(part), gpu, node, wanted, states, tally)
+        tally.add(left)
     by_count: dict[int, list[_State]] = {}
-    for (gpus, _), state in sorted(states.items()):
+    for (gpus, _), state in sorted(states.items(), key=operator.itemgetter(0)):
         by_count.setdefault(gpus, []).append(state)
-    return {gpus: _outcome(states, wanted.each) for gpus, states in by_count.items()}
+    return by_count
+
+
+def _bounded(space: ModelOnGrid, gpu: GPU) -> Iterator[ModelOnGrid]:
+    """The layouts of a space, and their micro-batches, with which anything may come near to fitting."""
+    able = np.any(may_fit(space, gpu), axis=tuple(range(1, len(AXES) - 1)))
+    if np.any(able):
+        places, largest = np.flatnonzero(np.any(able, axis=1)).tolist(), int(np.flatnonzero(np.any(able, axis=0))[-1])
+        yield ModelOnGrid(space.model, _at(space.grid, places, largest + 1), space.traces)
+
+
+def _on(grid: Grid, counts: set[int]) -> Iterator[Grid]:
+    """A grid with its layouts of some numbers of GPUs alone."""
+    places = [place for place, layout in enumerate(grid.layouts) if layout.gpus in counts]
+    if places:
+        yield _at(grid, places)
+
+
+def _at(grid: Grid, places: list[int], micro_batches: int | None = None) -> Grid:
+    """A grid with the layouts at some places alone, and so many of its micro-batches."""
+    layouts, rows = (tuple(values[place] for place in places) for values in (grid.layouts, grid.rows))
+    fewer = grid.micro_batches[:micro_batches]
+    return replace(grid.with_layouts(layouts), stages_looked_at=rows, micro_batches=fewer)
 
 
 def _search_part(
@@ -167,8 +207,7 @@ def _search_part(
         ideas = ideas_of(costs.grid, node.gpus)
         for rows in blocks(costs.grid):
             case = part.layouts[rows.start].gpus, part.fixed.global_batch
-            state = states.setdefault(case, _State(wanted.each, gpu.memory_bytes))
-            _scan(costs, rows, wanted, ideas, state)
+            _scan(costs, rows, wanted, ideas, states[case])
         for state in states.values():
             state.settle()
         tally.add(costs.grid.size)
@@ -216,7 +255,7 @@ class _State:
         self.resident: ParetoFront[Candidate] = ParetoFront(capacity)
         self.nearest: TopK[Candidate] = TopK(1)
         self.host_limited: TopK[Candidate] = TopK(1)
-        self.searched = self.feasible = 0
+        self.searched = self.evaluated = self.feasible = 0
         self.hopeful = self.resident_hopeful = False
 
     def settle(self) -> None:
@@ -236,16 +275,16 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
         looked_at = sum(map(len, alike.rows)) * prod(alike.shape[2:])
         rows = -(-len(alike.layouts) // -(-looked_at // CHUNK))
         for first in range(0, len(alike.layouts), rows):
-            yield alike.with_layouts(alike.layouts[first : first + rows])
+            yield _at(alike, list(range(first, min(first + rows, len(alike.layouts)))))
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
     classes = FINE_ROWS if grid.size > LARGE else ROWS
-    by_rows: dict[int, list[Layout]] = {}
-    for layout, stages in zip(grid.layouts, grid.rows, strict=True):
-        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(layout)
-    for layouts in by_rows.values():
-        yield grid.with_layouts(tuple(layouts))
+    by_rows: dict[int, list[int]] = {}
+    for place, stages in enumerate(grid.rows):
+        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(place)
+    for places in by_rows.values():
+        yield _at(grid, places)
 
 
 def by_activations(grid: Grid) -> list[slice]:
@@ -277,15 +316,14 @@ def _scan(costs: Costs, rows: slice, wanted: Wanted, ideas: Ideas, state: _State
     edge = (usable if wanted.tight else costs.safe[rows]) - usable + usable // 100 * NEAR
     step = costs.step.rows(rows)
     time, able = np.where((over <= 0) & roomy, step, np.inf), np.where((over <= edge) & roomy, step, np.inf)
-    near = np.maximum(costs.safe[rows] - usable, 0) + usable // 100 * NEAR
-    hopeful = (over <= near) & allowed
+    hopeful = (over <= near(usable, costs.safe[rows])) & allowed
     resident = column([not choice for choice in costs.grid.offloads], "offload") == 1
     state.hopeful = state.hopeful or bool(np.any(hopeful))
     state.resident_hopeful = state.resident_hopeful or bool(np.any(hopeful & resident))
     over, time, able = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time, able))
     block = _Block(costs, rows, over, np.broadcast_to(step, shape).reshape(-1), ideas, wanted.goal)
     block.offer_ideas(state, able)
-    state.searched += time.size
+    state.evaluated += time.size
     fitting = int(np.count_nonzero(time < np.inf))
     state.feasible += fitting
     if fitting:
