@@ -88,15 +88,15 @@ def costs_apart(
 
 
 def may_fit(census: ModelOnGrid, gpu: GPU) -> Array:
-    """Strategies of a grid that are legal, and whose states alone do not take more than comes near to fitting.
+    """Strategies of a grid that are legal, and whose states alone, without communicators, come near to fitting.
 
-    States are a part of the sum of each phase, and no term is negative: all that is kept beside them only adds to it.
+    States are a part of the sum of each phase, and no term is negative: all that there is beside them only adds to it.
     """
     grid, (rows, owners) = census.grid, census.grid.flat
     flat = census if rows is grid else census.with_layouts(rows)
-    least = computed(MaxOverStages(Ledger(state_terms(flat)).tree(), owners))
-    usable, safe = limits(grid, gpu)
-    return np.asarray(legal(grid) & (least <= usable + near(usable, safe)))
+    least, alone = computed(MaxOverStages(Ledger(state_terms(flat)).tree(), owners)), overhead_of(gpu, grid)
+    usable = np.int64(alone.usable)
+    return np.asarray(legal(grid) & (least <= usable + near(usable, safe_limits(grid, gpu, [alone]))))
 
 
 def near(usable: Array, safe: Array) -> Array:
