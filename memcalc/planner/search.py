@@ -106,6 +106,8 @@ class SearchResult:
     host_limited: Candidate | None
     """Where nothing fits: of those for which memory off the GPU does not suffice the nearest, on the GPU if any is."""
     searched: int
+    bounded: int
+    """Of them those that were not evaluated, since their states alone do not come near to fitting."""
     feasible: int
     hopeful: bool = True
     """Whether any strategy comes near enough to be let run if tight ones count, and memory off the GPU has no end."""
@@ -193,9 +195,9 @@ def _on(grid: Grid, counts: set[int]) -> Iterator[Grid]:
 
 def _at(grid: Grid, places: list[int], micro_batches: int | None = None) -> Grid:
     """A grid with the layouts at some places alone, and so many of its micro-batches."""
-    layouts, rows = (tuple(values[place] for place in places) for values in (grid.layouts, grid.rows))
-    fewer = grid.micro_batches[:micro_batches]
-    return replace(grid.with_layouts(layouts), stages_looked_at=rows, micro_batches=fewer)
+    rows, fewer = tuple(grid.rows[place] for place in places), grid.micro_batches[:micro_batches]
+    alone = grid.with_layouts(tuple(grid.layouts[place] for place in places))
+    return replace(alone, stages_looked_at=rows, micro_batches=fewer)
 
 
 def _search_part(
@@ -229,6 +231,7 @@ def _outcome(states: list[_State], each: int) -> SearchResult:
         min(nearest, key=lambda entry: entry.over).make() if nearest else None,
         min(host_limited, key=lambda entry: entry.key).make() if host_limited else None,
         sum(state.searched for state in states),
+        sum(state.searched - state.evaluated for state in states),
         feasible,
         any(state.hopeful for state in states),
         any(state.resident_hopeful for state in states),
