@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1_500_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
+SMALL_CHUNK = CHUNK // 8
+"""The same of the states alone, most of whose terms have all of a part's axes."""
 ROWS = (2, 1 << 20)
 """Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less.
 
@@ -180,10 +182,13 @@ def _states_of(
 
 def _bounded(space: ModelOnGrid, gpu: GPU) -> Iterator[ModelOnGrid]:
     """The layouts of a space, and their micro-batches, with which anything may come near to fitting."""
-    able = np.any(may_fit(space, gpu), axis=tuple(range(1, len(AXES) - 1)))
+    grid, others = space.grid, tuple(range(1, len(AXES) - 1))
+    rows = max(SMALL_CHUNK * len(grid.recomputes) // prod(grid.shape[1:]), 1)  # states are alike for all policies
+    places = [list(range(len(grid.layouts))[first : first + rows]) for first in range(0, len(grid.layouts), rows)]
+    able = np.concatenate([np.any(may_fit(space.with_layouts(_at(grid, part)), gpu), axis=others) for part in places])
     if np.any(able):
-        places, largest = np.flatnonzero(np.any(able, axis=1)).tolist(), int(np.flatnonzero(np.any(able, axis=0))[-1])
-        yield ModelOnGrid(space.model, _at(space.grid, places, largest + 1), space.traces)
+        near, largest = np.flatnonzero(np.any(able, axis=1)).tolist(), int(np.flatnonzero(np.any(able, axis=0))[-1])
+        yield ModelOnGrid(space.model, _at(grid, near, largest + 1), space.traces)
 
 
 def _on(grid: Grid, counts: set[int]) -> Iterator[Grid]:
