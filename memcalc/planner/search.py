@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-CHUNK = 1_500_000
+CHUNK = 1_000_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
 SMALL_CHUNK = CHUNK // 8
 """The same of the states alone, most of whose terms have all of a part's axes."""
