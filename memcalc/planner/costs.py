@@ -96,6 +96,8 @@ def may_fit(census: ModelOnGrid, gpu: GPU) -> Array:
     flat = census if rows is grid else census.with_layouts(rows)
     least, alone = computed(MaxOverStages(Ledger(state_terms(flat)).tree(), owners)), overhead_of(gpu, grid)
     usable = np.int64(alone.usable)
+    for each in (flat, census):
+        each.blocks_cache.release()
     return np.asarray(legal(grid) & (least <= usable + near(usable, safe_limits(grid, gpu, [alone]))))
 
 
