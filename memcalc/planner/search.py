@@ -5,6 +5,7 @@ The full space appears in blocks that stay in a core's cache: a few sums, the co
 
 from __future__ import annotations
 
+import gc
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -152,6 +153,8 @@ def search(
     many = sum(space.grid.size for space in spaces) > BOUNDED
     by_count = _states_of(spaces, gpu, node, wanted, tally, bounded=many)
     empty = {gpus for gpus, states in by_count.items() if many and not any(state.feasible for state in states)}
+    if many:
+        gc.collect(0)  # arrays of the parts lie in circles, which the command line seldom looks for
     if empty:  # what comes nearest to fitting may be anything
         left = [space.with_layouts(part) for space in spaces for part in _on(space.grid, empty)]
         by_count |= _states_of(left, gpu, node, wanted, tally, bounded=False)
