@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,6 +86,12 @@ def costs_apart(
         yield Costs(part, reserved, usable, here, times, step, rooms, legal(part))
     for each in (flat, census):
         each.blocks_cache.release()
+
+
+def by_activations(grid: Grid) -> list[slice]:
+    """The offload axis in runs that offload activations or do not: no other term depends on both."""
+    lengths = [len(list(run)) for _, run in groupby("activations" in choice for choice in grid.offloads)]
+    return [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
 
 
 def may_fit(census: ModelOnGrid, gpu: GPU) -> Array:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from memcalc.grid import AXES, column
 from memcalc.planner import Tally
-from memcalc.planner.costs import NEAR, Costs, costs_apart, may_fit, near
+from memcalc.planner.costs import NEAR, Costs, by_activations, costs_apart, may_fit, near
 from memcalc.planner.ranking import Idea, Ideas, Objective, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
@@ -296,12 +296,6 @@ def _alike(grid: Grid) -> Iterator[Grid]:
         by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(place)
     for places in by_rows.values():
         yield _at(grid, places)
-
-
-def by_activations(grid: Grid) -> list[slice]:
-    """The offload axis in runs that offload activations or do not: no other term depends on both."""
-    lengths = [len(list(run)) for _, run in groupby("activations" in choice for choice in grid.offloads)]
-    return [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
 
 
 def blocks(grid: Grid) -> Iterator[slice]:
