@@ -377,8 +377,7 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
     The layouts of a search may have several numbers of GPUs; what is known of all of them stays with the overhead. Its
     range is that of its kind of job, where all its strategies are of one kind.
     """
-    kinds = set(kinds_of(grid).values())
-    everywhere = bool(np.all(grid.degree("gpus") > 1))
+    kinds, everywhere = set(kinds_of(grid).values()), bool(np.all(grid.degree("gpus") > 1))
     libraries = libraries_of(gpu, grid)
     sizes = libraries.sizes
     usual, high = libraries.of(layout) if layout else (0, everywhere * (sizes.world_high - sizes.world))
