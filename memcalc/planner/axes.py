@@ -259,11 +259,12 @@ def _grids(
         yield grid
     for fields, depths in splits:
         given = {**request.given, "fields": {**request.given["fields"], **fields}}
-        grid = _grid(replace(request, given=given), pinned, model, gpu, node, gpus, habits, refuses=False)
-        layouts = [layout for layout in grid.layouts if layout.pp in depths] if grid is not None else []
-        if grid is not None and layouts:
+        grid = _grid(
+            replace(request, given=given), pinned, model, gpu, node, gpus, habits, refuses=False, depths=depths
+        )
+        if grid is not None:
             legal = True
-            yield grid.with_layouts(tuple(layouts))
+            yield grid
     if not legal and "pp" in request.given:
         _grid(request, pinned, model, gpu, node, gpus, habits, refuses=True)  # which says what no stages make possible
 
@@ -276,9 +277,11 @@ def _grid(
     node: Node,
     gpus: int,
     habits: Habits,
+    depths: tuple[int, ...] = (),
     *,
     refuses: bool,
 ) -> Grid | None:
+    """The grid of a request; with ``depths`` of pipelines that deep alone."""
     job_request = replace(request, given={**request.given, **pinned})
     for name in ("optimizer", "offload_to"):
         if name not in request.given and name not in request.choices:
@@ -298,9 +301,11 @@ def _grid(
     stages = {(layout.pp, layout.vpp, layout.schedule): layout for layout in layouts}
     parted = {key for key, layout in stages.items() if pipes.can_part(model, fixed, layout, habits)}
     fitting = [layout for layout in layouts if (layout.pp, layout.vpp, layout.schedule) in parted]
-    if layouts and not fitting and refuses:
+    if refuses and not fitting and with_replicas(layouts, job_request, habits, model, node):
         pipes.check_chunks(model, fixed, layouts[0], habits)
-    if not fitting:
+    wanted = (layout for layout in fitting if not depths or layout.pp in depths)
+    replicated = with_replicas(wanted, job_request, habits, model, node)
+    if not replicated:
         return None
     sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
     divisors = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
@@ -309,7 +314,7 @@ def _grid(
     offloads = usual(request, habits, model, "offload", offloads_of(habits))
     return Grid(
         fixed,
-        tuple(fitting),
+        tuple(replicated),
         tuple(precisions),
         tuple(_values(job_request, "recompute", usual(request, habits, model, "recompute", recomputes))),
         tuple(_values(job_request, "zero", usual(request, habits, model, "zero", zeros))),
@@ -327,7 +332,7 @@ def offloads_of(habits: Habits) -> list[tuple[str, ...]]:
 
 
 def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: int, habits: Habits) -> list[Layout]:
-    """The legal layouts over the degrees that are wanted; sequence parallelism both ways where it is open."""
+    """The legal layouts over the degrees that are wanted, replicas apart; sequence parallelism both ways if open."""
     if gpus > 1 and habits.name == "plain":
         return []
     degrees = [_degrees(request, name, model, gpus, node, habits) for name in DEGREES if name != "dp_replicate"]
@@ -338,8 +343,7 @@ def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: i
     pipelines = pipes.pipelines_for(request, habits, kinds(request, habits, model))
     layouts = chain(*(layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways))
     split = splitting_experts(layouts, request.given.get("fields", {}).get("etp", 0))
-    alone = dict.fromkeys(layout for layout in split if layout.tp > 1 or not layout.sp)
-    return with_replicas(alone, request, habits, model, node)
+    return list(dict.fromkeys(layout for layout in split if layout.tp > 1 or not layout.sp))
 
 
 def _ways(request: Request, habits: Habits, model: Model) -> list[bool]:

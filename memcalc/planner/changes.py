@@ -115,15 +115,19 @@ class Search:
 
     def fitting(self, change: Change) -> Iterator[Nearest]:
         """The change, where the job fits with it; a tight one also beside what is free, the first that fits."""
+        return (self.answer(made, plan) for made, plan in self.plans(change))
+
+    def plans(self, change: Change) -> Iterator[tuple[Change, SimulatedPlan]]:
+        """The same, as the search finds it: nothing is compared with the job as asked for."""
         plan = self.plan(change)
         if plan is None:
             return
-        yield self.answer(change, plan)
+        yield change, plan
         for free in (*self.free, *self.unwrapped) if plan.is_tight else ():
             both = free.beside(change)
             relaxed = None if change.has(free) else self.plan(both)
             if relaxed is not None and not relaxed.is_tight:
-                yield self.answer(both, relaxed)
+                yield both, relaxed
                 return
 
     def plan(self, change: Change) -> SimulatedPlan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks.float8 import optimizer_alone
 from memcalc.grid import AXES, column
-from memcalc.ledger import Ledger, MaxOverStages, Tree, leaf, total
+from memcalc.ledger import Ledger, MaxOverStages, Tree, computed, leaf, total
 from memcalc.planner.budget import pools_of
 from memcalc.planner.direct import free_of
 from memcalc.planner.optimizers import width_without_zero
@@ -19,6 +20,7 @@ from memcalc.planner.pipelines import rounds_fit
 from memcalc.terms.build import activation_terms, chosen_offloads, other_terms
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import kinds_of, libraries_of, overhead_of
+from memcalc.terms.states import state_terms
 from memcalc.timing import Times, rates_for
 from memcalc.timing.times import resident_times, with_offload
 
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
     from memcalc.terms.overhead import Overhead
+
+
+NEAR = 8
+"""Percent beyond the limit up to which the closed form may put a strategy that a search still lets a replay decide on.
+
+The same for every search, so that what one finds, another one over a wider space finds too.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,15 +88,42 @@ def costs_apart(
         each.blocks_cache.release()
 
 
+def by_activations(grid: Grid) -> list[slice]:
+    """The offload axis in runs that offload activations or do not: no other term depends on both."""
+    lengths = [len(list(run)) for _, run in groupby("activations" in choice for choice in grid.offloads)]
+    return [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
+
+
+def may_fit(census: ModelOnGrid, gpu: GPU) -> Array:
+    """Strategies of a grid that are legal, and whose states alone, without communicators, come near to fitting.
+
+    States are a part of the sum of each phase, and no term is negative: all that there is beside them only adds to it.
+    """
+    grid, (rows, owners) = census.grid, census.grid.flat
+    flat = census if rows is grid else census.with_layouts(rows)
+    least, alone = computed(MaxOverStages(Ledger(state_terms(flat)).tree(), owners)), overhead_of(gpu, grid)
+    usable = np.int64(alone.usable)
+    for each in (flat, census):
+        each.blocks_cache.release()
+    return np.asarray(legal(grid) & (least <= usable + near(usable, safe_limits(grid, gpu, [alone]))))
+
+
+def near(usable: Array, safe: Array) -> Array:
+    """Bytes above what is usable up to which the closed form may put a strategy that a replay still may let run."""
+    return np.asarray(np.maximum(safe - usable, 0) + usable // 100 * NEAR)
+
+
 def limits(grid: Grid, gpu: GPU) -> tuple[Array, Array]:
     """The largest predictions that fit, and that fit at the upper end of the range of their kind of job [bytes].
 
     The former over the layouts, the latter over sharding stages and offloads too.
     """
     libraries = libraries_of(gpu, grid)
-    known = {libraries.of(layout): layout for layout in grid.layouts}
-    alike = {key: overhead_of(gpu, grid, layout) for key, layout in known.items()}
-    overheads = [alike[libraries.of(layout)] for layout in grid.layouts]
+    ranks = [(a.gpus, a.dp, a.tp, a.pp, a.cp, a.ep, a.dp_replicate) for a in grid.layouts]
+    sizes = {key: libraries.of(layout) for key, layout in dict(zip(ranks, grid.layouts, strict=True)).items()}
+    known = {sizes[key]: layout for key, layout in zip(ranks, grid.layouts, strict=True)}
+    alike = {size: overhead_of(gpu, grid, layout) for size, layout in known.items()}
+    overheads = [alike[sizes[key]] for key in ranks]
     return column([overhead.usable for overhead in overheads], "layout"), safe_limits(grid, gpu, overheads)
 
 

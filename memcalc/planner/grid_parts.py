@@ -41,8 +41,9 @@ def by_stages(grid: Grid, request: Request, habits: Habits, layers: int) -> list
 
     ``layers`` is the model's number of blocks.
     """
-    piped = tuple(layout for layout in grid.layouts if defaults.ends_weigh(request, habits, layout.pp))
-    alone = tuple(layout for layout in grid.layouts if layout not in piped)
+    weighing = {pp for pp in {layout.pp for layout in grid.layouts} if defaults.ends_weigh(request, habits, pp)}
+    piped = tuple(layout for layout in grid.layouts if layout.pp in weighing)
+    alone = tuple(layout for layout in grid.layouts if layout.pp not in weighing)
     split = grid.fixed.model_copy(update=defaults.ENDS_IN_SPLIT)
     parts = (grid.fixed, alone), (split, piped)
     ends = [replace(grid, fixed=fixed, layouts=layouts) for fixed, layouts in parts if layouts]

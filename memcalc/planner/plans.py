@@ -101,6 +101,7 @@ def plan_for(job: PlanJob, wish: PlanOptions, record: JobRecord) -> Plans:
         token_budget=wish.tokens,
         seq_len=smallest.grid.fixed.seq_len if smallest else sequence_length(job.request, job.model),
         searched=sum(outcome.searched for outcome in outcomes.values()),
+        bounded=sum(outcome.bounded for outcome in outcomes.values()),
         feasible=sum(outcome.feasible for outcome in outcomes.values()),
         elapsed=round(time.perf_counter() - started, 4),
         plans=plans,

@@ -5,19 +5,21 @@ The full space appears in blocks that stay in a core's cache: a few sums, the co
 
 from __future__ import annotations
 
+import gc
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.grid import column
+from memcalc.grid import AXES, column
 from memcalc.planner import Tally
-from memcalc.planner.costs import Costs, costs_apart
+from memcalc.planner.costs import NEAR, Costs, by_activations, costs_apart, may_fit, near
 from memcalc.planner.ranking import Idea, Ideas, Objective, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-CHUNK = 1_500_000
+CHUNK = 1_000_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
+SMALL_CHUNK = CHUNK // 8
+"""The same of the states alone, most of whose terms have all of a part's axes."""
 ROWS = (2, 1 << 20)
 """Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less.
 
@@ -39,11 +43,6 @@ FINE_ROWS = (1, 2, 3, 5, 8, 1 << 20)
 LARGE = 3_000_000
 BLOCK = 1 << 16
 """Strategies that are added up and compared at once."""
-NEAR = 8
-"""Percent beyond the limit up to which the closed form may put a strategy that a search still lets a replay decide on.
-
-The same for every search, so that what one finds, another one over a wider space finds too.
-"""
 EACH = 24
 """Strategies of an idea that a search keeps; where a replay refuses all of them, it is asked again for more."""
 LEAST = 2
@@ -52,6 +51,8 @@ MANY = 512
 """Candidates for the front above which a sample of them is looked at first."""
 FAR = 2.0**60
 """More bytes than any strategy lacks: what does not fit on the GPU comes after all that does."""
+BOUNDED = 50_000
+"""Strategies above which it pays to tell first what cannot fit."""
 APART = 300_000
 """Strategies above which it pays to evaluate offloaded activations apart from all else."""
 
@@ -108,6 +109,8 @@ class SearchResult:
     host_limited: Candidate | None
     """Where nothing fits: of those for which memory off the GPU does not suffice the nearest, on the GPU if any is."""
     searched: int
+    bounded: int
+    """Of them those that were not evaluated, since their states alone do not come near to fitting."""
     feasible: int
     hopeful: bool = True
     """Whether any strategy comes near enough to be let run if tight ones count, and memory off the GPU has no end."""
@@ -147,15 +150,62 @@ def search(
     """
     wanted, tally, traces = wanted or Wanted(), tally or Tally(), traces or TraceCache()
     spaces = [ModelOnGrid(model, grid, traces) for grid in grids]
+    many = sum(space.grid.size for space in spaces) > BOUNDED
+    by_count = _states_of(spaces, gpu, node, wanted, tally, bounded=many)
+    empty = {gpus for gpus, states in by_count.items() if many and not any(state.feasible for state in states)}
+    if many:
+        gc.collect(0)  # arrays of the parts lie in circles, which the command line seldom looks for
+    if empty:  # what comes nearest to fitting may be anything
+        left = [space.with_layouts(part) for space in spaces for part in _on(space.grid, empty)]
+        by_count |= _states_of(left, gpu, node, wanted, tally, bounded=False)
+    return {gpus: _outcome(states, wanted.each) for gpus, states in sorted(by_count.items())}
+
+
+def _states_of(
+    spaces: list[ModelOnGrid], gpu: GPU, node: Node, wanted: Wanted, tally: Tally, *, bounded: bool
+) -> dict[int, list[_State]]:
+    """What is kept of some spaces, by the number of GPUs; ``bounded``: what surely fits nowhere near is left out."""
     states: dict[tuple[int, int], _State] = {}
     tally.expect(sum(space.grid.size for space in spaces))
     for space in spaces:
-        for part in parts_of(space.grid):
-            _search_part(space.with_layouts(part), gpu, node, wanted, states, tally)
+        grid, left = space.grid, space.grid.size
+        for gpus, layouts in Counter(layout.gpus for layout in grid.layouts).items():
+            state = states.setdefault((gpus, grid.fixed.global_batch), _State(wanted.each, gpu.memory_bytes))
+            state.searched += layouts * prod(grid.shape[2:])
+        for open_ in _bounded(space, gpu) if bounded else [space]:
+            left -= open_.grid.size
+            for part in parts_of(open_.grid):
+                _search_part(open_.with_layouts(part), gpu, node, wanted, states, tally)
+        tally.add(left)
     by_count: dict[int, list[_State]] = {}
-    for (gpus, _), state in sorted(states.items()):
+    for (gpus, _), state in sorted(states.items(), key=operator.itemgetter(0)):
         by_count.setdefault(gpus, []).append(state)
-    return {gpus: _outcome(states, wanted.each) for gpus, states in by_count.items()}
+    return by_count
+
+
+def _bounded(space: ModelOnGrid, gpu: GPU) -> Iterator[ModelOnGrid]:
+    """The layouts of a space, and their micro-batches, with which anything may come near to fitting."""
+    grid, others = space.grid, tuple(range(1, len(AXES) - 1))
+    rows = max(SMALL_CHUNK * len(grid.recomputes) // prod(grid.shape[1:]), 1)  # states are alike for all policies
+    places = [list(range(len(grid.layouts))[first : first + rows]) for first in range(0, len(grid.layouts), rows)]
+    able = np.concatenate([np.any(may_fit(space.with_layouts(_at(grid, part)), gpu), axis=others) for part in places])
+    if np.any(able):
+        near, largest = np.flatnonzero(np.any(able, axis=1)).tolist(), int(np.flatnonzero(np.any(able, axis=0))[-1])
+        yield ModelOnGrid(space.model, _at(grid, near, largest + 1), space.traces)
+
+
+def _on(grid: Grid, counts: set[int]) -> Iterator[Grid]:
+    """A grid with its layouts of some numbers of GPUs alone."""
+    places = [place for place, layout in enumerate(grid.layouts) if layout.gpus in counts]
+    if places:
+        yield _at(grid, places)
+
+
+def _at(grid: Grid, places: list[int], micro_batches: int | None = None) -> Grid:
+    """A grid with the layouts at some places alone, and so many of its micro-batches."""
+    rows, fewer = tuple(grid.rows[place] for place in places), grid.micro_batches[:micro_batches]
+    alone = grid.with_layouts(tuple(grid.layouts[place] for place in places))
+    return replace(alone, stages_looked_at=rows, micro_batches=fewer)
 
 
 def _search_part(
@@ -167,8 +217,7 @@ def _search_part(
         ideas = ideas_of(costs.grid, node.gpus)
         for rows in blocks(costs.grid):
             case = part.layouts[rows.start].gpus, part.fixed.global_batch
-            state = states.setdefault(case, _State(wanted.each, gpu.memory_bytes))
-            _scan(costs, rows, wanted, ideas, state)
+            _scan(costs, rows, wanted, ideas, states[case])
         for state in states.values():
             state.settle()
         tally.add(costs.grid.size)
@@ -190,6 +239,7 @@ def _outcome(states: list[_State], each: int) -> SearchResult:
         min(nearest, key=lambda entry: entry.over).make() if nearest else None,
         min(host_limited, key=lambda entry: entry.key).make() if host_limited else None,
         sum(state.searched for state in states),
+        sum(state.searched - state.evaluated for state in states),
         feasible,
         any(state.hopeful for state in states),
         any(state.resident_hopeful for state in states),
@@ -216,7 +266,7 @@ class _State:
         self.resident: ParetoFront[Candidate] = ParetoFront(capacity)
         self.nearest: TopK[Candidate] = TopK(1)
         self.host_limited: TopK[Candidate] = TopK(1)
-        self.searched = self.feasible = 0
+        self.searched = self.evaluated = self.feasible = 0
         self.hopeful = self.resident_hopeful = False
 
     def settle(self) -> None:
@@ -236,22 +286,16 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
         looked_at = sum(map(len, alike.rows)) * prod(alike.shape[2:])
         rows = -(-len(alike.layouts) // -(-looked_at // CHUNK))
         for first in range(0, len(alike.layouts), rows):
-            yield alike.with_layouts(alike.layouts[first : first + rows])
+            yield _at(alike, list(range(first, min(first + rows, len(alike.layouts)))))
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
     classes = FINE_ROWS if grid.size > LARGE else ROWS
-    by_rows: dict[int, list[Layout]] = {}
-    for layout, stages in zip(grid.layouts, grid.rows, strict=True):
-        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(layout)
-    for layouts in by_rows.values():
-        yield grid.with_layouts(tuple(layouts))
-
-
-def by_activations(grid: Grid) -> list[slice]:
-    """The offload axis in runs that offload activations or do not: no other term depends on both."""
-    lengths = [len(list(run)) for _, run in groupby("activations" in choice for choice in grid.offloads)]
-    return [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
+    by_rows: dict[int, list[int]] = {}
+    for place, stages in enumerate(grid.rows):
+        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(place)
+    for places in by_rows.values():
+        yield _at(grid, places)
 
 
 def blocks(grid: Grid) -> Iterator[slice]:
@@ -277,15 +321,14 @@ def _scan(costs: Costs, rows: slice, wanted: Wanted, ideas: Ideas, state: _State
     edge = (usable if wanted.tight else costs.safe[rows]) - usable + usable // 100 * NEAR
     step = costs.step.rows(rows)
     time, able = np.where((over <= 0) & roomy, step, np.inf), np.where((over <= edge) & roomy, step, np.inf)
-    near = np.maximum(costs.safe[rows] - usable, 0) + usable // 100 * NEAR
-    hopeful = (over <= near) & allowed
+    hopeful = (over <= near(usable, costs.safe[rows])) & allowed
     resident = column([not choice for choice in costs.grid.offloads], "offload") == 1
     state.hopeful = state.hopeful or bool(np.any(hopeful))
     state.resident_hopeful = state.resident_hopeful or bool(np.any(hopeful & resident))
     over, time, able = (np.broadcast_to(array, shape).reshape(-1) for array in (over, time, able))
     block = _Block(costs, rows, over, np.broadcast_to(step, shape).reshape(-1), ideas, wanted.goal)
     block.offer_ideas(state, able)
-    state.searched += time.size
+    state.evaluated += time.size
     fitting = int(np.count_nonzero(time < np.inf))
     state.feasible += fitting
     if fitting:

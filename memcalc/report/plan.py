@@ -341,7 +341,8 @@ def _asked(result: Plans) -> Iterator[Line]:
 
 def _tried(result: Plans) -> str:
     sure = "surely fit" if any(plan.unknown for plan in result.plans) else "fit"
-    return f"{result.feasible:,} of {result.searched:,} strategies {sure}"
+    bounded = f" ({result.searched - result.bounded:,} evaluated, the rest bounded)" if result.bounded else ""
+    return f"{result.feasible:,} of {result.searched:,} strategies {sure}{bounded}"
 
 
 def _next(result: Plans, shown: int, *, written: bool, starts: bool) -> Iterator[Block]:

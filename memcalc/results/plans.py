@@ -171,6 +171,8 @@ class Plans(Answer):
     """Tokens a sequence."""
     searched: int
     """Strategies, [1]."""
+    bounded: int = 0
+    """Of them those that were not evaluated, since their states alone do not come near to fitting, [1]."""
     feasible: int
     """Those of them that fit, [1]."""
     elapsed: float = Field(default=0.0, exclude=True)

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from memcalc import catalog
 from memcalc.formulas.communication import peer_buffer_bytes
 from memcalc.grid import column
@@ -171,7 +173,7 @@ def kinds_of(grid: Grid) -> dict[tuple[bool, int, tuple[str, ...]], str]:
         (alone, zero, offload): kind_of(
             grid.habits, Choice(2 - alone, zero, offload, fixed.compile, fixed.expandable_segments)
         )
-        for alone in {layout.gpus == 1 for layout in grid.layouts}
+        for alone in np.unique(grid.degree("gpus") == 1).tolist()
         for zero in grid.zeros
         for offload in grid.offloads
     }
@@ -375,8 +377,7 @@ def overhead_of(gpu: GPU, grid: Grid, layout: Layout | None = None) -> Overhead:
     The layouts of a search may have several numbers of GPUs; what is known of all of them stays with the overhead. Its
     range is that of its kind of job, where all its strategies are of one kind.
     """
-    kinds = set(kinds_of(grid).values())
-    everywhere = all(layout.gpus > 1 for layout in grid.layouts)
+    kinds, everywhere = set(kinds_of(grid).values()), bool(np.all(grid.degree("gpus") > 1))
     libraries = libraries_of(gpu, grid)
     sizes = libraries.sizes
     usual, high = libraries.of(layout) if layout else (0, everywhere * (sizes.world_high - sizes.world))

@@ -1,4 +1,4 @@
-"""Spaces of the sizes that other searchers report, and growth from 10^3 to 10^7. ``python tests/benchmarks/spaces.py``.
+"""Spaces as others report them, of large jobs, and growth from 10^3 to 10^7. ``python tests/benchmarks/spaces.py``.
 
 Calculon (Isaev et al., SC 2023) takes 335 s for 42,064 strategies of a 22B model on 8 GPUs, and about an hour for
 467,808 of a 175B model on 64 GPUs. The spaces here are what ``memcalc plan`` searches for the same models and numbers
@@ -31,8 +31,9 @@ def timed(name: str, model: str, grids: tuple[Grid, ...], gpu: str, runs: int) -
         seconds.append(time.process_time() - started)
     searched = sum(outcome.searched for outcome in found.values())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    rate = searched / min(seconds)
-    print(f"{name:>24}: {searched:>12,} strategies in {min(seconds):8.4f} s, {rate:>13,.0f}/s, {memory:.2f} GiB in all")
+    rate, evaluated = searched / min(seconds), searched - sum(outcome.bounded for outcome in found.values())
+    counted = f"{searched:>12,} strategies ({evaluated:>10,} evaluated)"
+    print(f"{name:>24}: {counted} in {min(seconds):8.4f} s, {rate:>13,.0f}/s, {memory:.2f} GiB in all")
 
 
 def whole(model: str, gpu: str, gpus: int, beyond: bool = False, **words: object) -> tuple[Grid, ...]:
@@ -47,11 +48,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     runs = parser.parse_args().runs
-    for name, model, gpus, words in (
-        ("22B on 8 GPUs", "megatron-22b", 8, {"framework": "megatron", "global_batch": 64}),
-        ("175B on 64 GPUs", "gpt3-175b", 64, {"framework": "megatron", "global_batch": 512, "cp": "any"}),
+    megatron = {"framework": "megatron"}
+    for name, model, gpu, gpus, words in (
+        ("22B on 8 GPUs", "megatron-22b", "a100-80g", 8, {"global_batch": 64}),
+        ("175B on 64 GPUs", "gpt3-175b", "a100-80g", 64, {"global_batch": 512, "cp": "any"}),
+        ("405B on 16,384 GPUs", "llama-3.1-405b", "h100", 16384, {}),
+        ("DeepSeek-V3 on 2,048", "deepseek-v3", "h800", 2048, {}),
     ):
-        timed(name, model, whole(model, "a100-80g", gpus, **words), "a100-80g", runs)
+        timed(name, model, whole(model, gpu, gpus, **megatron, **words), gpu, runs)
     large = whole("llama-2-70b", "h100", 4096, global_batch=4096, sp="any", cp="any", beyond=True)[0]
     for size in (10**3, 10**4, 10**5, 10**6, 10**7):
         each = large.size // len(large.layouts)

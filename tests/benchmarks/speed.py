@@ -64,7 +64,9 @@ def main() -> None:
         profile.runcall(search, model, (grid,), gpu, node)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     rate = grid.size / min(seconds)
-    print(f"{grid.size:,} strategies ({len(grid.layouts)} layouts), {found[options.gpus].feasible:,} fit")
+    result = found[options.gpus]
+    evaluated = result.searched - result.bounded
+    print(f"{grid.size:,} strategies ({len(grid.layouts)} layouts), {evaluated:,} evaluated, {result.feasible:,} fit")
     print(f"best of {options.runs}: {min(seconds):.3f} s, {rate:,.0f} strategies/s on one core")
 
 

@@ -13,6 +13,7 @@ from memcalc.errors import CombinationError, InputError
 from memcalc.frameworks import habits_of
 from memcalc.grid import Layout
 from memcalc.planner.axes import layouts_of
+from memcalc.planner.direct import with_replicas
 from memcalc.planner.pipelines import is_legal
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.timing.work import work_of
@@ -208,5 +209,6 @@ def test_a_search_tries_the_replicas_whose_ranks_divide_the_experts() -> None:
     """60 experts on 8 ranks fill 64 rows; 4 ranks of two replicas hold 15 each."""
     job = api.resolve("qwen1.5-moe-a2.7b", "h100", {"gpus": 8, "framework": "fsdp2"}, several=True)
     habits = habits_of("fsdp2")
-    found = layouts_of(job.request, job.model, job.node, 8, 4096, habits)
+    layouts = layouts_of(job.request, job.model, job.node, 8, 4096, habits)
+    found = with_replicas(layouts, job.request, habits, job.model, job.node)
     assert {layout.dp_replicate for layout in found} == {1, 2}
