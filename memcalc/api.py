@@ -15,7 +15,7 @@ from memcalc.frameworks import habits_of
 from memcalc.frameworks.habits import rewritten
 from memcalc.planner import Tally
 from memcalc.planner.adapted_layers import adapter_warnings
-from memcalc.planner.as_is import check_mixers, check_recorded
+from memcalc.planner.as_is import check_class
 from memcalc.planner.direct import is_launched
 from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
@@ -380,8 +380,7 @@ def resolve(
         request.assumptions["sizes"] = named.origin
     warned = tuple(adapter_warnings(request, spec))
     request.warnings = (*named.warnings(str(model), request.given.get("quantize")), *warned)
-    check_recorded(request, spec)
-    check_mixers(request, spec)
+    check_class(request, spec)
     spec = with_images(request, spec)
     if "framework" in request.given:
         spec = rewritten(spec, habits_of(request.given["framework"]).own_code)

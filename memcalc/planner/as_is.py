@@ -41,6 +41,15 @@ def check_framework(request: Request, default: str, model: str) -> None:
         raise UncountedError("framework", named, f"{model} is modelled under {', '.join(FRAMEWORKS)}")
 
 
+def check_class(request: Request, model: Model) -> None:
+    """Refuse what would change a recording or a mixer; note of an encoder of text that it predicts nothing."""
+    check_recorded(request, model)
+    check_mixers(request, model)
+    reads = {lookup.index for ends in model.ends for lookup in ends.lookups}
+    if not (model.head or model.tail.classes) and "token" in reads and len(model.ends) == 1:
+        request.assumptions["head"] = "none (masked words need that of a config.json of their class)"
+
+
 # ----------------------------------------------------------------------------------------------------- recorded modules
 
 

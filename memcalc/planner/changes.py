@@ -12,7 +12,7 @@ from memcalc.errors import MemcalcError
 from memcalc.frameworks import grows_segments, habits_of
 from memcalc.frameworks.habits import rewritten
 from memcalc.planner import defaults
-from memcalc.planner.as_is import check_mixers, check_recorded
+from memcalc.planner.as_is import check_class
 from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.direct import is_launched, smaller_losses
@@ -64,8 +64,7 @@ class Change:
         given = check_words(options, self.settings).given
         fields = {**job.request.given["fields"], **given.pop("fields")}
         changed = job.pinned(**given, fields=fields)
-        check_recorded(changed.request, job.model)
-        check_mixers(changed.request, job.model)
+        check_class(changed.request, job.model)
         changed.request.launched = is_launched(changed.request, job.model)
         if "framework" in options:
             changed = replace(changed, model=rewritten(job.model, habits_of(options["framework"]).own_code))

@@ -206,3 +206,10 @@ def test_experts_that_fsdp2_fills_up_are_warned_of() -> None:
         for replicas in (1, 4)
     ]
     assert [len(found) for found in warned] == [1, 0]
+
+
+def test_an_encoder_of_text_says_that_it_predicts_no_words() -> None:
+    """BertModel has no head; with that of BertForMaskedLM logits of 30,522 words are kept."""
+    assert memcalc.estimate(model="bert-base", gpu="a100-40g").assumptions["head"].startswith("none")
+    for name in ("gpt2", "t5-small", "vit-base-16", "clip-vit-b-32"):
+        assert "head" not in memcalc.estimate(model=name, gpu="a100-40g").assumptions
