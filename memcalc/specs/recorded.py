@@ -6,13 +6,13 @@ forward and backward allocate and free them. It has no tensor in it and needs no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from memcalc.records import dataclass
 from memcalc.specs.strict import Frozen
 
 Mode = Literal["fp32", "half", "autocast"]

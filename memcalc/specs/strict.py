@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from memcalc.errors import InputError
+from memcalc.records import dataclass
 from memcalc.units import parse_bytes
 
 

@@ -9,7 +9,6 @@ Which ranks of a group share a node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import comb
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ import numpy as np
 
 from memcalc.formulas.flops import slower
 from memcalc.formulas.offload import exposed_offload_seconds
+from memcalc.records import dataclass
 from memcalc.specs.block import MixtureOfExperts
 
 if TYPE_CHECKING:

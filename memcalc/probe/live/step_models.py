@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from memcalc.frameworks import habits_of
 from memcalc.probe.measure.suite import SHAPES
+from memcalc.records import dataclass
 
 DTYPES = {
     "fp32": torch.float32,
