@@ -70,10 +70,8 @@ def main() -> None:
     for name, times in found.items():
         wall, busy = (statistics.median(column) for column in zip(*times, strict=True))
         clock, share = (statistics.median(p[i] / d[i] for p, d in zip(times, imports, strict=True)) for i in (0, 1))
-        fastest = min(b for _, b in times)
-        print(
-            f"{name:>42}: {wall:.3f} s, {busy:.3f} s of processor, fastest {fastest:.3f} s; {clock:.2f} x and {share:.2f} x"
-        )
+        told = f"{wall:.3f} s, {busy:.3f} s of processor, fastest {min(b for _, b in times):.3f} s"
+        print(f"{name:>42}: {told}; {clock:.2f} x and {share:.2f} x")
 
 
 if __name__ == "__main__":
