@@ -41,7 +41,7 @@ _NONE = object()
 
 
 def _record(cls: Any, *, frozen: bool, eq: bool, slots: bool) -> Any:
-    own = set(vars(cls))
+    defined = set(vars(cls))
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(cls)
     methods: dict[str, Any] = {"__init__": _first_init(cls, frozen=frozen), "__repr__": _repr}
     if eq:
@@ -51,7 +51,7 @@ def _record(cls: Any, *, frozen: bool, eq: bool, slots: bool) -> Any:
     if frozen and slots:
         methods["__setstate__"] = _restore
     for name, method in methods.items():
-        if name not in own:
+        if name not in defined:
             setattr(cls, name, method)
     return cls
 
@@ -99,8 +99,8 @@ def _first_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
     """An ``__init__`` that compiles that of the class, and leaves it in its own place."""
 
     def init(self: Any, *args: Any, **given: Any) -> None:
-        cls.__init__ = own = _init(cls, frozen=frozen)
-        own(self, *args, **given)
+        cls.__init__ = compiled = _init(cls, frozen=frozen)
+        compiled(self, *args, **given)
 
     return init
 

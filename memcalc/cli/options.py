@@ -58,9 +58,9 @@ class Shared:
         """The option as it is typed."""
         return f"--{self.name.replace('_', '-')}"
 
-    def is_needed(self, words: Collection[str]) -> bool:
-        """Whether a command line has to be read with it: any but an optional text that no word names."""
-        return self.required or self.kind is not str or bool(self.letter) or self.flag in words
+    def is_needed(self, flags: Collection[str]) -> bool:
+        """Whether a command line has to be read with it: any but an optional text that no flag names."""
+        return self.required or self.kind is not str or bool(self.letter) or self.flag in flags
 
     def parameter(self) -> inspect.Parameter:
         """Return the option as typer reads it from a signature."""
@@ -158,10 +158,10 @@ Options = Shared | Callable[[], tuple[Shared, ...]]
 """An option, or what gives several when a command is built."""
 
 
-def takes(*options: Options, words: Collection[str] | None = None) -> Callable[[Command], Callable[..., Any]]:
+def takes(*options: Options, flags: Collection[str] | None = None) -> Callable[[Command], Callable[..., Any]]:
     """Give a command `options` besides its own parameters; it receives them as keywords.
 
-    Of a command line of `words` it takes those alone that these name, and the command gets None for the others: typer
+    Of a command line with these `flags` it takes what they name alone, and the command gets None for the others: typer
     builds as much for an option that nobody typed as for one that somebody did.
     """
 
@@ -169,7 +169,7 @@ def takes(*options: Options, words: Collection[str] | None = None) -> Callable[[
         signature = inspect.signature(command, eval_str=True)
         parameters = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]
         shared = [part for option in options for part in ((option,) if isinstance(option, Shared) else option())]
-        built = [option for option in shared if words is None or option.is_needed(words)]
+        built = [option for option in shared if flags is None or option.is_needed(flags)]
         parts = [*(option.parameter() for option in built), *parameters]
         parts.sort(key=lambda part: part.kind)
         for part in parts:

@@ -283,7 +283,7 @@ class Commands(Mapping[str, Any]):
         self._built: dict[str, Any] = {}
 
     def add(self, name: str, make: Callable[..., Any]) -> None:
-        """Add a command that `make` builds, with all its options or those that some words name."""
+        """Add a command that `make` builds, with all its options or those that some flags name."""
         self._makers[name] = make
 
     def for_line(self, name: str, args: Sequence[str]) -> Any:
@@ -363,9 +363,9 @@ def command(panel: str, *options: Options) -> Callable[[Command], Command]:
         name = function.__name__.rstrip("_")
         help_text = f"{function.__doc__}\n\nExample: [bold]{EXAMPLES[name]}[/bold]"
 
-        def build(words: Collection[str] | None = None) -> Any:
+        def build(flags: Collection[str] | None = None) -> Any:
             alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-            taking = takes(*options, words=words)(function)
+            taking = takes(*options, flags=flags)(function)
             alone.command(name, cls=_Command, help=help_text, rich_help_panel=panel, context_settings=_HELP)(taking)
             return typer.main.get_command(alone)
 
