@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -20,7 +21,6 @@ from memcalc.planner.finalists import One
 from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob, flat_options, pinned, record_of, split_options
 from memcalc.planner.request import check_words, positive
-from memcalc.records import dataclass, replace
 from memcalc.specs.job import Largest, Smallest
 from memcalc.specs.options import BATCHING
 from memcalc.terms.head import with_predictors

@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -41,7 +42,6 @@ from memcalc.preset_names import (
     unknown,
     unlike,
 )
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from memcalc.errors import CombinationError, InputError
 from memcalc.files import OutputError
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     import sqlite3

@@ -6,14 +6,13 @@ All is integers, so that neither the order nor the blocks change a figure.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-
-from memcalc.records import dataclass, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
 from memcalc.errors import FileError, InputError, UnknownNameError, nearest
 from memcalc.files import asks
-from memcalc.records import dataclass, field
 
 _FORM = r"hf|chat|instruct|thinking|base|it|pt|sft|dpo|grpo|rlvr|tldr|abliterated"
 _FORM_AT_END = re.compile(rf"-({_FORM})$")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

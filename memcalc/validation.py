@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,6 @@ import numpy as np
 from memcalc import api, calibrations, catalog
 from memcalc._version import __version__
 from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
-from memcalc.records import dataclass, field, replace
 from memcalc.results.comparison import (
     ErrorGroup,
     RunReason,

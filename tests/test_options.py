@@ -27,7 +27,7 @@ ALLOWED = {
     "report/ladder.py": "what a screen's title says already, or has no room for",
     "ui/page.py": "the controls that stand in front, and their labels",
     "ui/answers.py": "what a search decides, so that changing it alone starts none",
-    "ui/link.py": "what the button that makes a job fit may change",
+    "ui/fit.py": "what the button that makes a job fit may change",
     "cli/options.py": CHOSEN,
     "differences/changes.py": ORDINARY,
     "frameworks/deepspeed.py": "what the pipeline engine lacks",

@@ -1,149 +1,56 @@
-"""`memcalc.records` beside the standard library's dataclasses, whose behaviour is the truth."""
+"""What goes in and what comes out is explained where it is declared: each field of a public record has its meaning."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import pickle
-from collections.abc import Callable
-from typing import Any
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from memcalc import records
-
-Decorator = Callable[..., Any]
-
-
-def classes(dataclass: Decorator) -> dict[str, Any]:
-    """Return the same classes under either decorator: defaults, factories, inheritance, keywords alone, slots."""
-
-    @dataclass(frozen=True)
-    class Base:
-        """A."""
-
-        a: int
-        b: list[int] = dataclasses.field(default_factory=list, compare=False)
-        c: str = dataclasses.field(default="c", repr=False)
-
-    @dataclass(frozen=True)
-    class Child(Base):
-        """B."""
-
-        d: int = 0
-        e: dict[str, int] = dataclasses.field(default_factory=dict, init=False, compare=False)
-        f: int = dataclasses.field(default=7, kw_only=True)
-
-    @dataclass
-    class Open:
-        """C."""
-
-        a: int
-        b: int = 2
-
-        def __post_init__(self) -> None:
-            self.b += self.a
-
-    @dataclass(frozen=True, slots=True)
-    class Slotted:
-        """D."""
-
-        a: int
-        b: tuple[int, ...] = ()
-
-    @dataclass(frozen=True, eq=False)
-    class Same:
-        """E."""
-
-        a: int
-
-    @dataclass(frozen=True)
-    class Nothing:
-        """F."""
-
-    return {each.__name__: each for each in (Base, Child, Open, Slotted, Same, Nothing)}
-
-
-OURS, THEIRS = classes(records.dataclass), classes(dataclasses.dataclass)
-CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("Base", (1,), {}),
-    ("Base", (1, [2]), {"c": "d"}),
-    ("Child", (1,), {"f": 3}),
-    ("Child", (1, [1], "x", 4), {}),
-    ("Open", (1,), {}),
-    ("Open", (1, 5), {}),
-    ("Slotted", (1, (2, 3)), {}),
-    ("Slotted", (), {"a": 1}),
-    ("Nothing", (), {}),
-]
-
-
-@pytest.mark.parametrize(("name", "args", "given"), CALLS)
-def test_instances_look_and_compare_as_those_of_the_standard_library(name: str, args: Any, given: Any) -> None:
-    ours, theirs = OURS[name](*args, **given), THEIRS[name](*args, **given)
-    assert repr(ours) == repr(theirs)
-    assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
-    assert ours == OURS[name](*args, **given)
-    assert ours != theirs
-    for other, there in zip(CALLS, CALLS, strict=True):
-        assert (ours == OURS[other[0]](*other[1], **other[2])) == (theirs == THEIRS[there[0]](*there[1], **there[2]))
-    if name == "Open":
-        with pytest.raises(TypeError, match="unhashable"):
-            hash(ours)
-    else:
-        assert hash(ours) == hash(theirs)
-
-
-def test_replace_keeps_the_rest_and_runs_init_again() -> None:
-    for name, change in (("Child", {"d": 9}), ("Open", {"a": 3}), ("Slotted", {"b": (4,)})):
-        ours, theirs = (dataclasses.replace(kinds[name](1), **change) for kinds in (OURS, THEIRS))
-        assert repr(ours) == repr(theirs)
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "given"), [("Base", (), {}), ("Base", (1, 2, 3, 4), {}), ("Child", (1,), {"g": 1})]
+PACKAGE = Path(__file__).resolve().parents[1] / "memcalc"
+FILES = sorted(
+    path
+    for part in ("specs", "results", "frameworks", "formulas", "grid.py", "ledger.py", "stages.py")
+    for path in ((PACKAGE / part).glob("*.py") if not part.endswith(".py") else [PACKAGE / part])
 )
-def test_a_wrong_call_is_a_type_error(name: str, args: Any, given: Any) -> None:
-    for kinds in (OURS, THEIRS):
-        with pytest.raises(TypeError):
-            kinds[name](*args, **given)
 
 
-def test_what_is_frozen_cannot_be_set_or_deleted() -> None:
-    for name in ("Base", "Child", "Slotted", "Same"):
-        record = OURS[name](1)
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            record.a = 2
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            del record.a
+ELSEWHERE = {
+    field.target.id
+    for name in ("model", "block", "mixers")
+    for record in ast.parse((PACKAGE / "specs" / f"{name}.py").read_text(encoding="utf-8")).body
+    if isinstance(record, ast.ClassDef)
+    for field in record.body
+    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+}
+"""Fields of a model's records, which explain those of the same name in the flat form."""
 
 
-def test_without_equality_a_record_is_only_itself() -> None:
-    record = OURS["Same"](1)
-    assert record != OURS["Same"](1)
-    assert hash(record) == object.__hash__(record)
+def unexplained(tree: ast.Module) -> Iterator[str]:
+    """Yield the fields of public classes that neither a docstring below them nor an option's annotation explains.
+
+    ``schema_`` is explained by the base of all answers.
+    """
+    for record in ast.walk(tree):
+        if not isinstance(record, ast.ClassDef) or record.name.startswith("_"):
+            continue
+        for field, after in zip(record.body, [*record.body[1:], None], strict=True):
+            if not isinstance(field, ast.AnnAssign) or ast.unparse(field.target).startswith(("_", "schema_")):
+                continue
+            text = after.value if isinstance(after, ast.Expr) else None
+            explained = isinstance(text, ast.Constant) and str(text.value).strip()
+            if not explained and "Option(" not in ast.unparse(field.annotation):
+                yield f"{record.name}.{ast.unparse(field.target)}"
 
 
-def pickled(record: Any) -> Any:
-    """Return what another process would get."""
-    return pickle.loads(pickle.dumps(record))  # noqa: S301
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_field_has_its_meaning(path: Path) -> None:
+    left = unexplained(ast.parse(path.read_text(encoding="utf-8")))
+    same = ELSEWHERE if path.name in {"flat.py", "flat_tables.py"} else set()
+    assert [name for name in left if name.partition(".")[2] not in same] == []
 
 
-@records.dataclass(frozen=True, slots=True)
-class Point:
-    """A class that pickle finds by its name."""
-
-    x: int
-    y: tuple[int, ...] = ()
-
-
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
-def test_copies_of_a_slotted_record_are_equal_to_it(again: Callable[[Point], Point]) -> None:
-    assert again(Point(1, (2,))) == Point(1, (2,))
-
-
-def test_a_value_that_is_not_equal_to_itself_is_found_in_equal_records_as_in_tuples() -> None:
-    odd = float("nan")
-    assert OURS["Same"](odd) != OURS["Same"](odd)
-    assert OURS["Base"](odd) == OURS["Base"](odd)
-    assert (OURS["Base"](odd) == OURS["Base"](float("nan"))) is (THEIRS["Base"](odd) == THEIRS["Base"](float("nan")))
+def test_a_field_without_a_meaning_is_found() -> None:
+    tree = ast.parse('class A:\n    x: int\n    y: int\n    """Of y."""\n    z: Annotated[int, Option("of z")] = 1\n')
+    assert list(unexplained(tree)) == ["A.x"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.allocator.pools import (
@@ -18,7 +19,6 @@ from memcalc.allocator.pools import (
     segment_bytes,
 )
 from memcalc.errors import InputError
-from memcalc.records import dataclass
 from memcalc.units import MIB
 
 if TYPE_CHECKING:

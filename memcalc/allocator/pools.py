@@ -6,8 +6,8 @@ Segments that grow by pages (``expandable_segments:True``) instead of one segmen
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 
-from memcalc.records import dataclass
 from memcalc.units import MIB
 
 LARGE_SEGMENT = 20 * MIB

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.batches.lengths import Lengths, best_fit_decreasing, first_fit, micro_batches_of, parse_lengths, parts_of
 from memcalc.errors import CombinationError
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

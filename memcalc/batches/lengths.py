@@ -18,6 +18,7 @@ import tokenize
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log
 from pathlib import Path
@@ -28,7 +29,6 @@ import numpy as np
 
 from memcalc.errors import FileError, InputError
 from memcalc.files import regular
-from memcalc.records import dataclass
 from memcalc.units import parse_tokens
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
 from memcalc.errors import CombinationError, InputError
-from memcalc.records import dataclass, replace
 
 if TYPE_CHECKING:
     from memcalc.specs.recorded import Source

@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,7 +16,6 @@ import typer
 
 from memcalc.errors import InputError, MemcalcError, UnknownNameError
 from memcalc.files import output_path, replacing
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     from memcalc.report import Report

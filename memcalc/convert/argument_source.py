@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from memcalc.convert.launchers import TABLES, Launch, LauncherOption, flags_of, 
 from memcalc.convert.objectives import ALGORITHMS, method_of_script, trainers_script
 from memcalc.convert.shell import Script
 from memcalc.convert.shell_values import Token, written_document
-from memcalc.records import dataclass, replace
 
 _TRAINER, _DECISIVE, _DEEPSPEED, _FACTORY, _MEGATRON = (
     frozenset(TABLES["arguments"][part].split())

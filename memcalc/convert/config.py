@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal
 
 from memcalc.catalog import read_toml
 from memcalc.convert.document import Document, KeyPath
 from memcalc.errors import InputError, nearest, shown
-from memcalc.records import dataclass, field
 from memcalc.specs.options import FIELDS, WORDS, options_of
 from memcalc.specs.posttraining import RlInputs
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from memcalc.convert.document import Document, KeyPath, Span, inside
 from memcalc.convert.shell_values import State, Token
 from memcalc.convert.shell_words import Lexer
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.records import dataclass
 from memcalc.specs.options import CHOICES, FIELDS, FLAGS, NUMBERS
 from memcalc.units import parse_count
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memcalc.errors import FileError
 from memcalc.files import regular
-from memcalc.records import dataclass, field, replace
 
 KeyPath = tuple[str | int, ...]
 """Keys and indices that lead to a value."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
 from memcalc.catalog import read_toml
@@ -22,7 +23,6 @@ from memcalc.convert.shell_commands import Command
 from memcalc.convert.shell_values import Token
 from memcalc.errors import ObjectiveError
 from memcalc.frameworks.environment import visible_gpus
-from memcalc.records import dataclass, field, replace
 
 TABLES = read_toml(files("memcalc.convert") / "launchers.toml")
 """Commands, their options, and how arguments tell their framework."""

@@ -21,6 +21,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,6 @@ from memcalc import catalog
 from memcalc.errors import FileError, InputError
 from memcalc.files import asks, regular
 from memcalc.preset_names import HubEntry, is_hub_id, key, stored_as
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     from memcalc.specs.model import Model

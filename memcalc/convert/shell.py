@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from memcalc.convert.shell_commands import DECLARING, Command, Effects, Flow, Run, Simple, Written
 from memcalc.convert.shell_values import MARK, State, Status, Token, Value, arithmetic, condition, status_of
 from memcalc.convert.shell_words import ASSIGNED, NAME, Lexer, closing
-from memcalc.records import dataclass
 
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "((", "|", "&", ";", "(", ")")
 _REDIRECTED = re.compile(r"(?:\d+|\{[A-Za-z_]\w*\})?(<<<|<<-?|<>|<&|<|&>>?|>>|>&|>\||>)")

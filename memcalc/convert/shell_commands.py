@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from memcalc.convert.shell_values import State, Status, Token, condition, doubtful, status_of
 from memcalc.convert.shell_words import ASSIGNED, DEEPEST, NAME, Lexer
 from memcalc.errors import FileError
-from memcalc.records import dataclass, field, replace
 
 DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _ASKING = frozenset({"grep", "command", "which", "type", "read", "ping", "diff", "cmp", "pgrep", "hash", "nc"})

@@ -8,13 +8,13 @@ import itertools
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from memcalc import catalog
 from memcalc.convert.document import Document, KeyPath, Span, kind_of, parse_document
 from memcalc.errors import FileError
-from memcalc.records import dataclass, field, replace
 
 LONGEST = 1 << 16
 """Characters of one value; a variable that doubles itself line after line ends here, as unknown."""

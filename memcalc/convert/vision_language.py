@@ -6,6 +6,7 @@ Defaults of absent keys are those of the config class (Transformers 5.23, models
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from memcalc.convert.huggingface_decoders import PLAIN
@@ -15,7 +16,6 @@ from memcalc.convert.huggingface_keys import Flat, Keys
 from memcalc.convert.huggingface_table import TABLE
 from memcalc.convert.vision_towers import LAYER_NORM, VISION, VisionTower
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.records import dataclass, field
 from memcalc.specs.block import Norm
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Images, Model, Outside, Projector, patterns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,7 +14,6 @@ from memcalc.differences.roles import RlGiven, diff_roles
 from memcalc.errors import InputError, MemcalcError
 from memcalc.planner.finalists import One, unchecked_warnings
 from memcalc.planner.job import flat_options, split_options
-from memcalc.records import dataclass, field
 from memcalc.results.changes import Diff, DiffComponents, DiffCost, DiffFigures, DiffSide, DiffStep, DiffTerm
 from memcalc.results.estimates import Estimate, StepTime
 from memcalc.results.posttraining import RlDiff

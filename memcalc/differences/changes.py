@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,6 @@ from memcalc.errors import MemcalcError
 from memcalc.planner.answer import scalar, strategy_of
 from memcalc.planner.job import split_options
 from memcalc.preflight.names import bare
-from memcalc.records import dataclass
 from memcalc.results.changes import DiffField, Value
 from memcalc.specs.adapters import Lora
 from memcalc.specs.hardware import Node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from memcalc.planner.job import flat_options, split_options, value_text
 from memcalc.planner.request import boolean, flag
 from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
-from memcalc.records import dataclass, field, replace
 from memcalc.results.changes import SideKind
 from memcalc.results.check import Check
 from memcalc.results.estimates import Estimate

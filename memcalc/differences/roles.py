@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from memcalc.posttraining.steps import (
 from memcalc.preflight.job import read_files
 from memcalc.preflight.merge import merge
 from memcalc.preflight.roles import role_words
-from memcalc.records import dataclass, field
 from memcalc.results.posttraining import Rl, RlDiff, RlPlan, RlPlans, RlStep
 from memcalc.specs.job import JobRecord, render
 from memcalc.specs.options import WORDS

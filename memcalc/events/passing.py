@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ from memcalc.events.stage import Stage, filled, in_shares, melts, weights_of
 from memcalc.formulas.activations import TILE_TOKENS, TILE_VOCAB, chunk_rows
 from memcalc.formulas.recompute import unit_sizes
 from memcalc.ledger import ALWAYS
-from memcalc.records import dataclass
 from memcalc.terms.buffers import dummies, has_dummies
 from memcalc.terms.gradients import learned_head
 from memcalc.terms.head import head_settings, linear_of

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from memcalc.events.log import COMPUTE, GATHER, REDUCE, Log
-from memcalc.records import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ What distinguishes the optimizers is data: :data:`OPTIMIZERS` maps each name to 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -23,7 +24,6 @@ from memcalc.formulas.optimizer_states import (
     shard,
 )
 from memcalc.formulas.parameters import Number
-from memcalc.records import dataclass, field, replace
 
 SOAP_LIMIT = 10_000
 """``max_precond_dim``: a longer dimension is not preconditioned [1]."""

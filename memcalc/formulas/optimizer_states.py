@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from memcalc.formulas.parameters import Number
-from memcalc.records import dataclass
 
 BITSANDBYTES_BLOCK = 256
 """Elements that share a scale in 8-bit states of bitsandbytes from 0.44 on [1]; 2048 before, and in the paper."""

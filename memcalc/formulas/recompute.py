@@ -7,12 +7,12 @@ blocks) are different things, as are ``segments-4`` (four checkpoints) and ``eve
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.errors import InputError
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     from memcalc.formulas import Array

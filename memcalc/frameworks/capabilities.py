@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
@@ -18,7 +19,6 @@ from memcalc.frameworks.capability import (
     values_of,
 )
 from memcalc.frameworks.needs import MASTER
-from memcalc.records import dataclass
 from memcalc.specs.options import FIELDS
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ list does not exist in the framework.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.formulas.recompute import PARTS, parse_policy
 from memcalc.frameworks import needs
-from memcalc.records import dataclass, field
 from memcalc.specs.strategy import Offload
 
 if TYPE_CHECKING:

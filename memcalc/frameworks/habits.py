@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memcalc.frameworks.capability import Capabilities
 from memcalc.frameworks.losses import Loss
-from memcalc.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from memcalc.specs.block import Block, MixtureOfExperts, Mlp, Norm

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal
-
-from memcalc.records import dataclass, replace
 
 MOST_PARTS = 1024
 """Parts of the rows that are told apart: beyond them parts are taken to be larger, by less than a 200th of all logits.

@@ -7,6 +7,7 @@ would leave a part of it to code that nobody writes is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from memcalc.frameworks import habits_of
 from memcalc.planner.job import pinned, split_options, value_text
 from memcalc.preflight.job import estimate_merged, read_files
 from memcalc.preflight.merge import merge
-from memcalc.records import dataclass
 from memcalc.specs.job import render
 from memcalc.specs.options import BATCHING, BY_NAME, OPTIONS, WORDS
 

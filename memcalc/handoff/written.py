@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memcalc._version import __version__
@@ -17,7 +18,6 @@ from memcalc.files import asks
 from memcalc.frameworks.capabilities import FORMATS_OF
 from memcalc.handoff.round_trip import check_command
 from memcalc.handoff.saved import estimated_again
-from memcalc.records import dataclass, replace
 from memcalc.results.estimates import Estimate
 from memcalc.results.plans import Plan
 from memcalc.specs.job import command_line

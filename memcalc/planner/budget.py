@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from memcalc.frameworks import habits_of
 from memcalc.ledger import ALWAYS, PHASES, Ledger, computed
 from memcalc.planner.request import MICRO_BATCHES
 from memcalc.planner.stage_peaks import at_stage
-from memcalc.records import dataclass, replace
 from memcalc.results.estimates import ActivationBudget, TermFacts
 from memcalc.terms.build import build_ledger
 from memcalc.terms.host import off_gpu_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from memcalc.planner.direct import is_launched, smaller_losses
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
 from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
-from memcalc.records import dataclass, field, replace
 from memcalc.results.plans import Nearest, RemedyGroup
 from memcalc.specs.job import JobRecord, command_line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
@@ -14,7 +15,6 @@ from memcalc.planner.defaults import NEARLY
 from memcalc.planner.ranking import Objective
 from memcalc.planner.search import Wanted
 from memcalc.planner.shortlist import any_idea, resident, shortlists
-from memcalc.records import dataclass, replace
 from memcalc.results.details import SearchedStrategy
 from memcalc.terms.overhead import overhead_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,6 @@ from memcalc.planner.budget import pools_of
 from memcalc.planner.direct import free_of
 from memcalc.planner.optimizers import width_without_zero
 from memcalc.planner.pipelines import rounds_fit
-from memcalc.records import dataclass
 from memcalc.terms.build import activation_terms, chosen_offloads, other_terms
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import kinds_of, libraries_of, overhead_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from memcalc.planner.budget import lacking, offload_need
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import asked_for, failing_beside, occasions_of, uncounted, with_beside, with_occasions
 from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
-from memcalc.records import asdict, dataclass, replace
 from memcalc.results.estimates import ExposedMessages, StepTime
 from memcalc.terms.build import build_ledger
 from memcalc.terms.model_on_grid import ModelOnGrid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from memcalc.planner import Tally, axes
 from memcalc.planner.defaults import habits_for
 from memcalc.planner.pipelines import check_layout
 from memcalc.planner.request import OR, Request, boolean, factor
-from memcalc.records import dataclass, field, replace
 from memcalc.specs.job import Command, JobRecord, Value
 from memcalc.specs.options import BY_NAME, DEGREES, FLAGS, NEEDING, RANK_DEGREES, SEARCHED, SETTINGS
 from memcalc.terms.model_on_grid import ModelOnGrid

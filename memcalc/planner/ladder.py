@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from memcalc.planner.job import chosen_options, split_options, with_query
 from memcalc.planner.precision_modes import PRECISION_MODES, mode_of, precision_of, storage_of, usual_modes
 from memcalc.planner.recipe import AppliedRemedy, steps_of
 from memcalc.planner.sentences import split_words
-from memcalc.records import dataclass, field
 from memcalc.results.changes import Ladder, LadderReading, LadderStage
 from memcalc.results.estimates import Estimate, StepTime
 from memcalc.specs.job import JobRecord, command_line

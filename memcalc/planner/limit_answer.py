@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from memcalc._version import __version__
@@ -15,7 +16,6 @@ from memcalc.planner.finalists import time_of, unchecked_warnings
 from memcalc.planner.job import strategy_record
 from memcalc.planner.limit_grid import BATCH, LimitJob, SimulatedLimit
 from memcalc.planner.sentences import code_warnings
-from memcalc.records import dataclass
 from memcalc.results.names import component_name, phase_name
 from memcalc.results.plans import CurvePoint, Fit, Inverse, Miss, PlanPeak
 from memcalc.specs.job import JobRecord, command_line

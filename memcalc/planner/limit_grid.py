@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import with_beside
 from memcalc.planner.request import Request, batch_of, in_tokens, tokens_of
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
-from memcalc.records import dataclass, field, replace
 from memcalc.specs.options import DEGREES
 from memcalc.terms.build import build_ledger
 from memcalc.terms.head import loss_of

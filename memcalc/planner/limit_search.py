@@ -8,6 +8,7 @@ strategy whose allocated bytes alone do not fit needs no replay, because none re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,6 @@ from memcalc.planner.limit_grid import (
     evaluate,
     ordered,
 )
-from memcalc.records import dataclass, replace
 from memcalc.terms.head import loss_of
 from memcalc.terms.settings import rows_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -33,7 +34,6 @@ from memcalc.planner.request import one_of, positive
 from memcalc.planner.search import Wanted
 from memcalc.planner.sentences import code_warnings, fits_beyond, no_fit_gpu, no_fit_host, unopened, why, why_not
 from memcalc.planner.shortlist import Shortlist, resident, shortlists
-from memcalc.records import dataclass, field, replace
 from memcalc.results.plans import UNMEASURED_OFFLOAD, Nearest, Plan, PlanPeak, Plans
 from memcalc.specs.job import JobRecord, command_line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.errors import MemcalcError
@@ -15,7 +16,6 @@ from memcalc.planner.direct import policies
 from memcalc.planner.finalists import SimulatedPlan, finalist
 from memcalc.planner.job import value_text
 from memcalc.planner.request import MICRO_BATCHES, flag
-from memcalc.records import dataclass
 from memcalc.results.plans import RecipeStep, Remedy
 from memcalc.specs.options import DEGREES
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from memcalc import calibrations
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.formulas.recompute import NAMES, PATTERNS, parse_policy
 from memcalc.frameworks import habits_of
-from memcalc.records import dataclass, field
 from memcalc.specs import adapters
 from memcalc.specs.options import BY_NAME, COMMAND_LINE, FIELDS, OPTIONS, SEARCHED, SETTINGS, WORDS, meant
 from memcalc.specs.strategy import FRAMEWORKS, Offload

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from math import prod
@@ -18,7 +19,6 @@ from memcalc.grid import column
 from memcalc.planner import Tally
 from memcalc.planner.costs import Costs, costs_apart
 from memcalc.planner.ranking import Idea, Ideas, Objective, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
-from memcalc.records import dataclass, field
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
 

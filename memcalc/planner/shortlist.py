@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from memcalc.planner.finalists import SimulatedPlan, finalist, single_grid
 from memcalc.planner.occasions import asked_for
 from memcalc.planner.search import LEAST, SearchResult, Wanted
 from memcalc.planner.stage_peaks import UnsafeError
-from memcalc.records import dataclass, field, replace
 from memcalc.terms.overhead import overhead_of
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,7 +12,6 @@ import numpy as np
 from memcalc.allocator import Replay, mapped_up_to, replay, reserved_up_to
 from memcalc.events import step_events, telling_ranks
 from memcalc.ledger import PHASES, Ledger, add_up
-from memcalc.records import dataclass, replace
 from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict, flushed
 from memcalc.terms.head import OBSERVED
 from memcalc.terms.model_on_grid import ModelOnGrid

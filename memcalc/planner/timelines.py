@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memcalc.allocator import Replay
 from memcalc.ledger import COMPONENTS, Ledger
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, fullest_rank, simulate
-from memcalc.records import dataclass, field
 from memcalc.results.details import Timeline, TimelinePart
 from memcalc.terms.model_on_grid import ModelOnGrid
 

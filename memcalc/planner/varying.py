@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ from memcalc.events.stage import Stage, passes
 from memcalc.events.writer import StepWriter
 from memcalc.planner.request import flag
 from memcalc.planner.stage_peaks import Peaks, Replayed, at_stage, has_observed, peaks_of, replayed_from
-from memcalc.records import dataclass, field, replace
 from memcalc.results.details import LengthFacts
 from memcalc.specs.options import BATCHING, BatchInputs
 from memcalc.terms.build import build_ledger

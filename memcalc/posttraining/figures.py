@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memcalc.api import estimate, load_model, single
 from memcalc.errors import MissingError, UnmodelledError
 from memcalc.posttraining.words import split_fields
-from memcalc.records import dataclass, field
 from memcalc.results.posttraining import UpdateTime
 from memcalc.serving import serve
 

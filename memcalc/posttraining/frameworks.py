@@ -8,9 +8,9 @@ logit were measured besides: DPO and GRPO trainers of its 1.10.0 under bf16 auto
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.records import dataclass, field, replace
 from memcalc.units import MIB
 
 

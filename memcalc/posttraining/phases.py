@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memcalc.formulas.activations import log_prob_bytes, split_log_prob_bytes, tiled_cast_bytes, tiled_log_prob_bytes
 from memcalc.posttraining.figures import OF_STANDARD, logit_entries
-from memcalc.records import dataclass
 from memcalc.results.posttraining import RlPhase
 
 if TYPE_CHECKING:

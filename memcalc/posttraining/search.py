@@ -5,6 +5,7 @@ What a search of post-training decides: options that were not typed, with the va
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from math import ceil, inf, log
@@ -18,7 +19,6 @@ from memcalc.posttraining.figures import Figures
 from memcalc.posttraining.frameworks import Recipe, Toolkit, recipe_of, toolkit_of
 from memcalc.posttraining.phases import Cast, phases_of
 from memcalc.posttraining.words import RlJob, check_engines, completed, read_words
-from memcalc.records import dataclass, field
 from memcalc.units import GIB
 
 if TYPE_CHECKING:

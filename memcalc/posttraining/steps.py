@@ -5,6 +5,7 @@ A ladder is the job as it is, then one saving after another, each stage a job of
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
@@ -13,7 +14,6 @@ from memcalc.planner.sentences import split_words
 from memcalc.posttraining import answered, edits_of
 from memcalc.posttraining.figures import Figures, trainer_options
 from memcalc.posttraining.words import RlJob, check_engines, completed, read_words
-from memcalc.records import dataclass, field
 from memcalc.results.changes import DiffField, Value
 from memcalc.results.posttraining import RlFigures, RlLadder, RlStep
 from memcalc.serving.engines import number

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner.request import flag, one_of
 from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, recipe_of, toolkit_of
-from memcalc.records import dataclass, replace
 from memcalc.serving.engines import value_of
 from memcalc.specs.posttraining import LAYOUT, RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from memcalc.frameworks import deepspeed, habits_of
 from memcalc.planner.direct import OWN_CODE
 from memcalc.planner.idle import IDLE, labelled, lacking
 from memcalc.preflight.names import known_text, of_folder
-from memcalc.records import dataclass, field, replace
 from memcalc.results.estimates import Estimate
 from memcalc.specs.options import BY_NAME, FIELDS
 from memcalc.units import GIB

@@ -8,6 +8,7 @@ Sources stand in docs/traps.md, one section a code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 from typing import Any
@@ -20,7 +21,6 @@ from memcalc.frameworks import habits_of
 from memcalc.planner.budget import capacity
 from memcalc.planner.defaults import NEARLY
 from memcalc.preflight.job import MergedJob
-from memcalc.records import dataclass
 from memcalc.results.details import Occasion
 from memcalc.results.estimates import Estimate
 from memcalc.specs.strategy import Strategy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, get_args
@@ -12,7 +13,6 @@ from memcalc.errors import CombinationError, InputError, MissingError
 from memcalc.formulas.recompute import parse_policy
 from memcalc.probe.module_fit import counts, execution_of, fitted, polynomial, relative_error
 from memcalc.probe.module_parts import parts_of
-from memcalc.records import dataclass
 from memcalc.specs.block import bare_block
 from memcalc.specs.model import BlockGroup, Model, Outside
 from memcalc.specs.recorded import Execution, Mode, Recording, Segment, Source, Treatment

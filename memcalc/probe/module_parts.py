@@ -8,9 +8,8 @@ at every moment the sum is that of the step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import chain, groupby
-
-from memcalc.records import dataclass, field
 
 BEFORE, BETWEEN, AFTER = "embedding", "between", "head"
 SCALAR = 8

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from memcalc.errors import InputError, UnknownNameError
-from memcalc.records import dataclass, replace
 from memcalc.report.estimate import (
     answer_of,
     cache_of,

@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from memcalc.records import dataclass
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from rich.style import Style
 from rich.text import Text
 
-from memcalc.records import dataclass
 from memcalc.report.palette import ANYWHERE, ASCII, FULL, Glyphs, Shade, colour_of, printable, words_on
 from memcalc.report.tables import Bar, Bars, BarsRow, gib
 from memcalc.results.names import LETTERS, component_name

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memcalc.records import dataclass, replace
 from memcalc.units import GIB
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Literal
 
@@ -15,7 +16,6 @@ from rich.table import Table as RichTable
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from memcalc.records import dataclass, replace
 from memcalc.report.palette import ANYWHERE, COMPONENTS, INK, MOODS, SERIES, Glyphs, glyphs, printable
 from memcalc.report.stacked_bar import bar_lines, bars_lines, packed
 from memcalc.report.tables import Bar, Bars, Block, Code, Column, Document, Line, Listing, Table, Tree

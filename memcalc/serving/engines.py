@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.errors import CombinationError, InputError, MissingError, UnknownNameError, UnmodelledError
 from memcalc.planner.request import boolean, flag, one_of
-from memcalc.records import dataclass, replace
 from memcalc.specs.posttraining import ENGINE_OPTIONS, ENGINE_WORDS, EngineInputs
 from memcalc.terms.parameters import refuse_counted
 from memcalc.units import GIB, MIB, parse_bytes, parse_count, parse_tokens

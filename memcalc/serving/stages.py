@@ -6,6 +6,7 @@ The cache of keys and values: how layers share its blocks, and what a sequence t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError
@@ -21,7 +22,6 @@ from memcalc.formulas.serving import (
     static_pool_bytes,
     windowed_tokens,
 )
-from memcalc.records import dataclass, replace
 from memcalc.results.serving import CacheGroup, EngineStage, EngineTerm
 from memcalc.serving.engines import LOGS, Engine
 from memcalc.specs.block import Attention, Block, MixtureOfExperts, Mlp

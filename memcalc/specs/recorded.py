@@ -4,13 +4,13 @@ The record is that of a symbolic execution (:mod:`memcalc.trace`): storages with
 forward and backward allocate and free them. It has no tensor in it and needs no torch.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from memcalc.records import dataclass
 from memcalc.specs.strict import Frozen
 
 Mode = Literal["fp32", "half", "autocast"]

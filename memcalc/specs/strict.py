@@ -4,12 +4,12 @@ Modules of such records leave their annotations as they are (no ``from __future_
 compiles each of a thousand texts again, at every start.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from memcalc.errors import InputError
-from memcalc.records import dataclass
 from memcalc.units import parse_bytes
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,6 @@ from memcalc.errors import CombinationError, MemcalcError, UnknownNameError
 from memcalc.files import OutputError, output_path, plain_cell, replacing
 from memcalc.planner.job import value_text
 from memcalc.planner.request import batch_of, check_words, in_tokens
-from memcalc.records import dataclass
 from memcalc.specs.job import SETTING, Mode
 from memcalc.sweeps.space import PRESETS
 from memcalc.units import GIB

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from memcalc._version import __version__
 from memcalc.errors import AbsentError, InputError, UnknownNameError
 from memcalc.planner.job import value_text
 from memcalc.planner.request import check_words
-from memcalc.records import dataclass
 from memcalc.specs.job import SETTING, Mode, Sweep, SweepSettings, Value
 from memcalc.specs.options import WORDS
 from memcalc.units import parse_count

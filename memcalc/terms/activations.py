@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from memcalc.formulas.activations import saved_bytes
 from memcalc.formulas.recompute import Counts, Policy, counts
-from memcalc.records import dataclass, field, replace
 from memcalc.terms import model_on_grid
 from memcalc.terms.adapters import AdaptersOnGrid
 from memcalc.terms.model_on_grid import BlockCache

@@ -12,6 +12,7 @@ ranks or row-parallel, B column-parallel; ``GroupedExpertLinearAdapter``) and ``
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ import numpy as np
 
 from memcalc.formulas import quantization as q
 from memcalc.formulas.optimizer_states import shard
-from memcalc.records import dataclass
 from memcalc.terms.tensors import Layout, Matrix, Tensor, block_matrices, block_tensors, linear_layers
 
 if TYPE_CHECKING:

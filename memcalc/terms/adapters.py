@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +12,6 @@ from memcalc.formulas.optimizer_states import shard
 from memcalc.formulas.parameters import lora_parameters
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
-from memcalc.records import dataclass, replace
 from memcalc.specs.adapters import rank_on_stack
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.adapted_layers import (

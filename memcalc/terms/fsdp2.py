@@ -10,6 +10,7 @@ foreach_reduce) and ``_fsdp_param_group.py`` (wait_for_unshard, _backward_prefet
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from memcalc.formulas.gradients import reduce_scatter_input_bytes
 from memcalc.formulas.optimizer_states import shard
 from memcalc.grid import column
 from memcalc.ledger import COMPUTING, Term
-from memcalc.records import dataclass, replace
 from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.adapters import AdaptersOnGrid, Base, trained
 from memcalc.terms.every_k_blocks import allocated_by_last, freed_before, kept_by_first

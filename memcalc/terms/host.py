@@ -8,12 +8,12 @@ for NVMe.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.ledger import ALWAYS, Term, alike, total
-from memcalc.records import dataclass, replace
 from memcalc.terms.activations import add_all, groups_of
 from memcalc.terms.adapters import trained_parts
 from memcalc.terms.every_k_blocks import INVENTORY

@@ -11,6 +11,7 @@ What the caching host allocator rounds up, and what is large enough to swap, fol
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ import numpy as np
 
 from memcalc.formulas.offload import pinned_bytes
 from memcalc.ledger import ALWAYS, Term
-from memcalc.records import dataclass, replace
 from memcalc.terms.adapters import trained, trained_parts
 from memcalc.terms.moments import kind_of, optimizer_moments
 from memcalc.terms.states import weight_terms

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from memcalc.formulas.optimizer_states import shard
-from memcalc.records import dataclass, field, replace
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.parameters import model_count
 from memcalc.terms.settings import block_settings, gathering_settings

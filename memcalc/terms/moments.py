@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING
@@ -23,7 +24,6 @@ from memcalc.formulas.optimizer_states import GALORE_RANK, Weight, shard, state_
 from memcalc.frameworks.megatron import stores_remainders, widened
 from memcalc.grid import column
 from memcalc.ledger import ALWAYS, Term
-from memcalc.records import dataclass, replace
 from memcalc.terms.adapted_layers import pairs_of
 from memcalc.terms.adapters import AdaptersOnGrid, adapter_pairs, block_pairs
 from memcalc.terms.parameters import is_biased

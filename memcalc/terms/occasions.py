@@ -12,6 +12,7 @@ Transformers' Trainer keeps the logits of each batch, gathered from all ranks, w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,6 @@ from memcalc.formulas.activations import joined_outputs_bytes, key_value_bytes, 
 from memcalc.formulas.optimizer_states import shard
 from memcalc.frameworks.habits import EVALUATION_BATCH, READS, WRITES
 from memcalc.ledger import PHASES, Ledger, Term, add_up
-from memcalc.records import dataclass, replace
 from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.build import build_ledger
 from memcalc.terms.every_k_blocks import INVENTORY

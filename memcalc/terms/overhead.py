@@ -9,12 +9,12 @@ Sources: Megatron-LM d98e8a64 ``core/parallel_state.py``, and what uses its grou
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc import catalog
 from memcalc.formulas.communication import peer_buffer_bytes
 from memcalc.grid import column
-from memcalc.records import dataclass, replace
 from memcalc.specs.hardware import VendorFigure
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ What stands in attention's place, as sizes: its linear layers, its filter, its p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from memcalc.errors import UnmodelledError
 from memcalc.formulas import mixers as formulas
 from memcalc.formulas import parameters as p
-from memcalc.records import dataclass
 from memcalc.specs.block import Attention, Block, LatentAttention, MixtureOfExperts, Mlp
 from memcalc.specs.mixers import DeltaAttention, GatedDeltaNet, Mamba, Mamba2, Mixer, ShortConvolution
 

@@ -11,6 +11,7 @@ recorded model all tensors are counted.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from memcalc.formulas.optimizer_states import shard
-from memcalc.records import dataclass, replace
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.parameters import channels_of, shapes_of
 

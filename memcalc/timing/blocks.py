@@ -9,6 +9,7 @@ Memory traffic of turning a quantised base into 16 bits, for each product anew.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ import numpy as np
 from memcalc.formulas import flops as fl
 from memcalc.formulas.flops import attention_backward_flops, matmul_bytes
 from memcalc.formulas.quantization import dequantisation_bytes
-from memcalc.records import dataclass
 from memcalc.terms.adapted_layers import adapted_tensors, matrix_bytes, quantised_layers
 from memcalc.terms.adapters import Pair, block_pairs
 from memcalc.terms.model_on_grid import local_experts

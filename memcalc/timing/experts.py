@@ -9,6 +9,7 @@ Which ranks of a group share a node.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from math import comb
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ import numpy as np
 
 from memcalc.formulas.flops import slower
 from memcalc.formulas.offload import exposed_offload_seconds
-from memcalc.records import dataclass
 from memcalc.specs.block import MixtureOfExperts
 
 if TYPE_CHECKING:

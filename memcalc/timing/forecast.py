@@ -5,12 +5,12 @@ Who sends the messages that a step waits for: a strategy's communication by the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memcalc.formulas import flops as fl
-from memcalc.records import dataclass, fields, replace
 from memcalc.specs.step_time import FEWEST
 from memcalc.terms.adapters import active_adapters
 from memcalc.terms.parameters import mixing_flops, model_count

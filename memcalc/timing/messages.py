@@ -6,12 +6,12 @@ Ranks are numbered with TP innermost, then CP and EP, then DP, the pipeline oute
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memcalc.formulas import communication as comm
-from memcalc.records import dataclass
 from memcalc.terms.adapted_layers import adapted_tensors
 from memcalc.terms.adapters import trained
 from memcalc.terms.gradients import accumulates_whole

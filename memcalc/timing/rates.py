@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from memcalc import catalog
 from memcalc.errors import MissingError
 from memcalc.grid import column
-from memcalc.records import dataclass
 from memcalc.terms.settings import COMPILED_BLOCKS
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ No published run validates it: the rates are those of links, tiers and host memo
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -16,7 +17,6 @@ from memcalc.formulas import offload as off
 from memcalc.formulas.bubbles import WHOLE, bubble, bubble_1f1b
 from memcalc.formulas.flops import kernel_seconds, slower
 from memcalc.formulas.optimizer_states import master_bytes
-from memcalc.records import dataclass, replace
 from memcalc.specs.strategy import SCHEDULES
 from memcalc.terms.activations import groups_of
 from memcalc.terms.adapters import trained

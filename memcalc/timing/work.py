@@ -5,6 +5,7 @@ Everything that repeats with a micro-batch is counted for one micro-batch; the s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from memcalc.formulas import flops as fl
 from memcalc.formulas.flops import matmul_bytes
 from memcalc.grid import column
-from memcalc.records import dataclass
 from memcalc.specs.strategy import SCHEDULES
 from memcalc.terms.activations import groups_of
 from memcalc.terms.adapters import trained

@@ -7,9 +7,9 @@ projection, or on some of them (litgpt ``LoRAQKVLinear``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from memcalc.formulas.quantization import nf4_state_bytes
-from memcalc.records import dataclass, replace
 from memcalc.trace import ops
 from memcalc.trace.tape import Edge, Grads, Leaf, Shard, Size, Tape, Tensor
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from memcalc.records import dataclass, field
 from memcalc.trace.tape import Grads, Leaf, Record, Size, Storage, Tape, Tensor
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.formulas.quantization import narrow_bytes
-from memcalc.records import dataclass
 from memcalc.trace import ops
 from memcalc.trace.adapters import Lora, Product, Quantised, adapted, project, project_quantised, target_of
 from memcalc.trace.checkpoint import Rerun

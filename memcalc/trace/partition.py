@@ -11,9 +11,9 @@ Source: PyTorch 2.13 ``torch/_functorch/partitioners.py``, ``min_cut_remateriali
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memcalc.records import dataclass, field
 from memcalc.trace.tape import Kind, Node, Record, Size, Storage, Tape, Tensor
 
 if TYPE_CHECKING:

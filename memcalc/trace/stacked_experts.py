@@ -18,9 +18,9 @@ Sources: Megatron-LM 23e00ed ``core/transformer/moe/moe_layer.py`` (``custom_for
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memcalc.records import dataclass, field
 from memcalc.specs.adapters import rank_on_stack
 from memcalc.trace import ops
 from memcalc.trace.checkpoint import discarding

@@ -20,9 +20,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-from memcalc.records import dataclass
 
 Unit = Literal[
     "token", "pair", "sink_pair", "filled_pair", "cross", "cross_pair", "square", "filled_square", "filled_cross",
@@ -33,8 +32,9 @@ Unit = Literal[
 sequences share); `row`, a position of one sequence; `sample`, a sequence or a view of an image; `image`, a token that
 an image is in the text; `routed`, a token for each of its experts; `once`, a weight's gradient. `filled`: with the keys
 filled up to a multiple of 16 (none in `filled_cross` where they are one already; `even_cross` then has them all), or
-with the tokens of a sequence filled up to one of 32, as the memory-efficient kernel has them; `convolved`: with the
-places that a convolution adds to each sequence; `scan_chunk`, a part of a sequence at whose end a scan has a state."""
+with the tokens of a sequence filled up to one of 32, as the memory-efficient kernel has them; `convolved`:
+with the places that a convolution adds to each sequence; `scan_chunk`, a part of a sequence at whose
+end a scan keeps a state."""
 Shard = Literal[
     "tp", "sp", "ep", "none", "full if sp", "tp if batched", "tp if single", "tp if cp", "rows", "rows if ep",
     "rows if sorted", "routed ffn", "experts", "gathered", "part if tp", "full if tp", "if ep", "unless ep",

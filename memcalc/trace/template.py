@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from memcalc.errors import CombinationError
-from memcalc.records import dataclass
 from memcalc.trace import ops
 from memcalc.trace.block import run_block
 from memcalc.trace.checkpoint import PackedTape, checkpoint, selective

@@ -30,7 +30,7 @@ from memcalc.results.posttraining import Rl, RlDiff, RlPlans
 from memcalc.specs.job import JobRecord
 from memcalc.specs.options import COMMAND_LINE, SEARCHED
 from memcalc.specs.posttraining import RL_WORDS, TRAINING
-from memcalc.ui.link import LinkedJob, link_of, parse_link, smallest_edit
+from memcalc.ui.link import LinkedJob, link_of, parse_link
 from memcalc.units import parse_tokens
 
 ROLES_OPEN = (
@@ -200,6 +200,8 @@ def _plan(text: str) -> Reply:
 
 def _fit(text: str) -> Reply:
     """The smallest edit that makes the strategy fit, as a link."""
+    from memcalc.ui.fit import smallest_edit
+
     job = parse_link(text)
     if job.has_roles:
         return _json(fitted(job))

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -18,7 +19,6 @@ from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_docume
 from memcalc.errors import CombinationError, UnknownFormatError, UnknownNameError
 from memcalc.files import document_text
 from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, needs_of
-from memcalc.records import dataclass, field, replace
 from memcalc.specs.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ A line `#MEMCALC --model llama-3-8b --set strategy.x=y` says what no config says
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc import catalog
@@ -44,7 +45,6 @@ from memcalc.convert.shell import Script, read_script
 from memcalc.convert.shell_values import Token
 from memcalc.errors import InputError, MissingError, cut, shown
 from memcalc.frameworks import environment
-from memcalc.records import dataclass, field
 
 _DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
 _COUNTED = ("verl", "nemo_rl")

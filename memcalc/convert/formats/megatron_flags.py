@@ -7,6 +7,7 @@ A flag is a name; YAML has tables, and says yes where flags say no. The model fo
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
@@ -14,7 +15,6 @@ from memcalc.convert.document import Document
 from memcalc.convert.formats.base import key_table
 from memcalc.convert.objectives import refuse_forks, refuse_megatron
 from memcalc.errors import ObjectiveError
-from memcalc.records import dataclass
 
 KEYS = key_table("megatron")
 _PLAIN = frozenset(name.removeprefix("no_").removeprefix("disable_") for name in KEYS.names("flags", "harmless"))

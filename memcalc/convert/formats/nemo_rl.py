@@ -13,13 +13,13 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document, KeyPath
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.errors import MissingError, ObjectiveError
-from memcalc.records import dataclass, replace
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _MOST = 64

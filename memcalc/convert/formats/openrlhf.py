@@ -6,11 +6,12 @@ whose arguments have no dots in their names.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.errors import ObjectiveError, cut
-from memcalc.records import dataclass
 
 _OFFLINE = {"train_dpo": "dpo", "train_rm": "reward"}
 _ESTIMATORS = {

@@ -8,6 +8,7 @@ verl's workers that train by Megatron-LM have the same settings under keys of th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -21,7 +22,6 @@ from memcalc.convert.formats.preferences import refuse_preferences
 from memcalc.convert.formats.trainer_writer import hub_name
 from memcalc.convert.objectives import refuse_task
 from memcalc.errors import ObjectiveError
-from memcalc.records import dataclass
 from memcalc.specs.adapters import lora_of
 
 LAYERS = {

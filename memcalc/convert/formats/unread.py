@@ -10,11 +10,12 @@ median. Of the others only the keys were looked at, in their public configs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memcalc.convert.config import Config
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format
 from memcalc.errors import FileError, ObjectiveError
-from memcalc.records import dataclass
 
 
 @dataclass(frozen=True)

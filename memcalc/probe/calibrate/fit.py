@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,6 @@ from memcalc.probe.calibrate.times import (
     timed_job,
     unused_timings,
 )
-from memcalc.records import dataclass, field
 from memcalc.results.probe import Calibrated, CalibratedFigure
 from memcalc.specs.calibration import Calibration, FittedConstant, Gain, Left, Residual
 from memcalc.terms.overhead import figure_of, sizes_of, workspaces_of

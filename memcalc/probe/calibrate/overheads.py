@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.records import dataclass
 from memcalc.specs.calibration import Gain, Left, Measure, Residual
 from memcalc.terms.overhead import workspaces_of
 from memcalc.units import MIB

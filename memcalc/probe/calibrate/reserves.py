@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memcalc import catalog, validation
-from memcalc.records import dataclass
 from memcalc.specs.calibration import FittedReserve, Gain, Left
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,6 @@ import numpy as np
 from memcalc import validation
 from memcalc.errors import CombinationError, MemcalcError, MissingError, UnknownNameError
 from memcalc.probe.measure.records import PHASES
-from memcalc.records import dataclass
 from memcalc.specs.calibration import Residual
 from memcalc.units import GIB
 

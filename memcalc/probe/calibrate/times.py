@@ -6,6 +6,7 @@ Timed operations: efficiency by size, and from those of the sizes that jobs have
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import numpy as np
 
 from memcalc import api, catalog, validation
 from memcalc.calibrations import OF_GPU
-from memcalc.records import dataclass, field, fields, is_dataclass, replace
 from memcalc.specs.calibration import FittedConstant
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.timing.rates import Rates, hardware_of, kernel_arch, links, peak_flops, rates_by

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from memcalc.files import replacing
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks.capabilities import FORMATS_OF
 from memcalc.probe.guard.reporter import Value
-from memcalc.records import dataclass
 from memcalc.results.plans import Plan, Plans, SavedPlan
 
 Given = SavedPlan | Plans | Plan | str | Path

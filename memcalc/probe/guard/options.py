@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from memcalc.errors import CombinationError, InputError, UnknownNameError
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.environment import ALLOCATOR
-from memcalc.records import dataclass, field, replace
 from memcalc.units import GIB, parse_bytes, parse_count
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -12,7 +13,6 @@ from weakref import WeakKeyDictionary
 from memcalc.errors import InputError, MissingError
 from memcalc.files import output_path
 from memcalc.probe.guard.options import Reading
-from memcalc.records import dataclass
 from memcalc.results.plans import Plan
 
 if TYPE_CHECKING:

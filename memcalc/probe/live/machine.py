@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch.nn import functional as fn
 from memcalc.allocator import replay
 from memcalc.probe.live.steps import own_uuid, version_of
 from memcalc.probe.measure import smi
-from memcalc.records import dataclass, field
 from memcalc.units import MIB
 
 # The caching allocator's answers to planned requests, compared with those of :mod:`memcalc.allocator`.

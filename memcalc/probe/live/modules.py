@@ -9,6 +9,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from memcalc.errors import InputError, MissingError
 from memcalc.probe.live.cuda_like import cuda_like, unpacked
-from memcalc.records import dataclass
 from memcalc.specs.recorded import Source
 
 DTYPES = {"fp32": torch.float32, "half": torch.bfloat16, "autocast": torch.float32}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,6 @@ from memcalc.probe.live.saved import SavedStorage, Where, node_names, recording
 from memcalc.probe.live.step_models import wrap_blocks
 from memcalc.probe.live.timeline import Steps, Timeline, adamw, resizing, train
 from memcalc.probe.module_parts import Life, Raw
-from memcalc.records import dataclass
 from memcalc.results.probe import ModuleComponents, ModulePart, ModuleProbe, SavedTensor
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -26,7 +27,6 @@ from memcalc.probe.live.step_models import Training, build
 from memcalc.probe.live.steps import CountingMeter, CudaMeter, Phases, device_figure, figures_of, software, train
 from memcalc.probe.live.timeline import Timeline, resizing
 from memcalc.probe.measure import smi
-from memcalc.records import dataclass
 from memcalc.units import GIB, KIB, MIB
 
 FIRST_USE = (4 * KIB, 4 * MIB, 256 * MIB)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.nn import functional as fn
 
 from memcalc.formulas import flops
-from memcalc.records import dataclass, field, replace
 from memcalc.units import KIB, MIB
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from memcalc.frameworks import habits_of
 from memcalc.probe.measure.suite import SHAPES
-from memcalc.records import dataclass
 
 DTYPES = {
     "fp32": torch.float32,

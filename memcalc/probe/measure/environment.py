@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,7 +15,6 @@ from memcalc._version import __version__
 from memcalc.errors import InputError, MissingError
 from memcalc.probe.measure import smi
 from memcalc.probe.measure.process import ProbeJob, run_job
-from memcalc.records import dataclass, field, replace
 from memcalc.specs.hardware import GPU
 from memcalc.units import GIB
 

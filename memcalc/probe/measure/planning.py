@@ -5,12 +5,12 @@ The jobs of a probe that are no training steps on one GPU: the machine itself, a
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import MemcalcError
 from memcalc.probe.measure.process import START_S, ProbeJob
 from memcalc.probe.measure.suite import SHARDED, TELLING, Row, config_of, rows_of
-from memcalc.records import dataclass, replace
 from memcalc.specs.flat import from_flat
 from memcalc.specs.runs import Run
 from memcalc.terms.parameters import model_count

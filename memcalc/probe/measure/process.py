@@ -18,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, cast
 
 from memcalc.files import replacing
-from memcalc.records import dataclass
 
 
 @dataclass(frozen=True)

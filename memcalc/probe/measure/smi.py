@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import dataclass
 
-from memcalc.records import dataclass
 from memcalc.units import MIB
 
 _TIMEOUT_S = 30

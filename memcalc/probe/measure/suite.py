@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 from memcalc.catalog import read_toml
 from memcalc.errors import UnknownNameError
-from memcalc.records import dataclass, replace
 
 if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU

@@ -10,8 +10,8 @@ GiB, and its share is of what was free before the weights were loaded.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from memcalc.records import dataclass
 from memcalc.units import GIB
 
 _SGLANG_SIGNS = re.compile(r"Load weight end\.|max_total_num_tokens=\d|ServerArgs\(|--mem-fraction-static")

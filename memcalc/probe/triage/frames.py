@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 from memcalc.catalog import read_toml
-from memcalc.records import dataclass
 
 _LIBRARY = re.compile(
     r"(site|dist)-packages/|/lib/python3[^/]*/|^<|/torch/(nn|autograd|optim|utils|_ops|_tensor|functional|distributed)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memcalc import api
 from memcalc.errors import CombinationError, MemcalcError, MissingError
 from memcalc.frameworks.capabilities import own_code
 from memcalc.probe.triage.message_causes import CAUSES
-from memcalc.records import dataclass
 from memcalc.results.names import phase_name
 from memcalc.results.triage import TriageCause, TriageChange, TriageComparison, TriageShare
 from memcalc.units import GIB

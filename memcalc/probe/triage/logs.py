@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from memcalc.probe.triage.frames import Frame
-from memcalc.records import dataclass
 from memcalc.units import GIB, KIB, MIB, TIB
 
 _SIZE = r"(?<![\d.])(\d{1,16}(?:\.\d{1,6})?) ?(bytes|[KMGT]i?B)"

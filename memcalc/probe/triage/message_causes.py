@@ -8,13 +8,13 @@ The causes that triage knows: what each is called, and the smallest change that 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from memcalc.catalog import read_toml
 from memcalc.probe.triage.frames import StackContext, read_stack
 from memcalc.probe.triage.logs import HOST_FORMS, Figures, OomEvent
-from memcalc.records import dataclass
 from memcalc.results.triage import Confidence, TriageCause
 from memcalc.units import GIB, MIB, format_bytes
 

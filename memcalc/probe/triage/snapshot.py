@@ -8,6 +8,7 @@ stacks are the same object many times over, so that each is read once.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from memcalc.errors import FileError
 from memcalc.probe.triage.frames import Frame
 from memcalc.probe.triage.plain_pickle import PlainPickleError, load_plain, looks_like_pickle
-from memcalc.records import dataclass, field
 
 LARGEST_SNAPSHOT = 4 << 30
 """Bytes of a file that is read; a snapshot takes three to ten times its size in memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from memcalc.probe.triage.frames import StackContext, site_of
 from memcalc.probe.triage.logs import Figures
 from memcalc.probe.triage.message_causes import cause, holes_cause, shown, stack_causes
 from memcalc.probe.triage.snapshot import Bools, Ints, Lifetimes, Snapshot, lifetimes_of
-from memcalc.records import dataclass
 from memcalc.results.triage import Confidence, TriageCause, TriageGrowth, TriageMemory, TriageShare, TriageSite
 
 if TYPE_CHECKING:

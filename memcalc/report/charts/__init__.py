@@ -7,6 +7,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,6 @@ from xml.etree import ElementTree as ET
 
 from memcalc.errors import InputError
 from memcalc.files import output_path, replacing
-from memcalc.records import dataclass, field
 from memcalc.report.charts.parts import legible
 from memcalc.report.palette import COMPONENTS, INK, MOODS, ROLES, SERIES, printable
 

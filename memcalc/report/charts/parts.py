@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import cos, hypot, pi, sin
 from typing import TYPE_CHECKING, Any
 
-from memcalc.records import dataclass
 from memcalc.report.palette import COMPONENTS, INK, MOODS, ROLES, printable, words_on
 from memcalc.report.tables import gib
 from memcalc.results.names import component_name
