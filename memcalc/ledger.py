@@ -7,6 +7,7 @@ All is integers, so that neither the order nor the blocks change a figure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
@@ -243,6 +244,11 @@ class Ledger:
         there = [term for term in terms if np.any(term.bytes)]
         self.terms = tuple(term for term in there if not term.hole)
         self.holes = tuple(term for term in there if term.hole)
+
+    @cached_property
+    def written_apart(self) -> tuple[Term, ...]:
+        """Terms of which nothing else writes the events of a step."""
+        return tuple(term for term in self.terms if not (term.with_weights or term.in_events))
 
     def phase(self, phase: str) -> Array:
         """Bytes alive in a phase, over the grid."""

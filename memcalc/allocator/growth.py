@@ -7,6 +7,7 @@ a flush nothing is given back, so that what is reserved only grows, and no count
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterable
 
 from memcalc.allocator.pools import (
@@ -27,10 +28,7 @@ _TOP = 1 << 40
 _SMALL, _OWN, _PAGE = SMALL_REQUEST >> _UNIT, OWN_SEGMENT >> _UNIT, ROUND_LARGE >> _UNIT
 _SMALL_SEGMENT, _LARGE_SEGMENT = SMALL_SEGMENT >> _UNIT, LARGE_SEGMENT >> _UNIT
 _RULES = Rules(expandable=False, large_segment=LARGE_SEGMENT, max_split=None)
-_Pool = tuple[list[int], dict[int, int], dict[int, int], int]
-"""The free blocks of one stream and one class of sizes: in the order of best fit, the end of each by its start, the
-start by its end, and the smallest rest that is split off. A tuple is read faster than attributes, and this is the
-innermost loop of a plan."""
+_SMALL_REST, _LARGE_REST = _RULES.least_rest(small=True) >> _UNIT, _RULES.least_rest(small=False) >> _UNIT
 
 
 def reserved_up_to(events: Iterable[tuple[str, int, int, int, str]], most: int) -> int | None:
@@ -48,52 +46,53 @@ def reserved_up_to(events: Iterable[tuple[str, int, int, int, str]], most: int) 
 
 
 def _reserved(events: Iterable[tuple[str, int, int, int, str]], most: int) -> int | None:
-    """One loop without a call for each event, which would cost a tenth of it all; ``most`` in blocks of 512 B."""
-    pools: dict[int, _Pool] = {}
-    live: dict[int, tuple[_Pool, int, int]] = {}
-    reserved, address = 0, _TOP
+    """One loop without a call for each event, which would cost a tenth of it all; ``most`` in blocks of 512 B.
+
+    ``other_end`` has both ends of every free block: no two have one in common, since neighbours are merged and segments
+    do not touch, so that a block that is freed between two free ones finds each by the end that it shares.
+    """
+    pools: defaultdict[int, list[int]] = defaultdict(list)
+    live: dict[int, tuple[list[int], int, int]] = {}
+    other_end: dict[int, int] = {}
+    reserved, address, taken, freed = 0, _TOP, other_end.pop, live.pop
     for kind, key, wanted, stream, _ in events:
         if kind == "free":
-            (free, end_of, start_of, _), start, end = live.pop(key)
-            if start in start_of:  # it becomes one with the free blocks at its sides
-                before = start_of.pop(start)
+            free, start, end = freed(key)
+            if start in other_end:
+                before = taken(start)
                 del free[bisect_left(free, (start - before) << _SHIFT | before)]
                 start = before
-            if end in end_of:
-                after = end_of.pop(end)
+            if end in other_end:
+                after = taken(end)
                 del free[bisect_left(free, (after - end) << _SHIFT | end)]
                 end = after
             insort(free, (end - start) << _SHIFT | start)
-            end_of[start], start_of[end] = end, start
+            other_end[start], other_end[end] = end, start
         elif kind == "alloc":
             size = (wanted + MIN_BLOCK - 1) >> _UNIT
-            number = stream if size > _SMALL else ~stream
-            pool = pools.get(number) or pools.setdefault(number, _pool(small=size <= _SMALL))
-            free, end_of, start_of, least_rest = pool
+            free, least_rest = (pools[stream], _LARGE_REST) if size > _SMALL else (pools[~stream], _SMALL_REST)
             at = bisect_left(free, size << _SHIFT)
-            if at < len(free):
+            try:
                 packed = free.pop(at)
-                start, have = packed & _ADDRESS, packed >> _SHIFT
-                end = end_of.pop(start)
-                del start_of[end]
-            else:
-                have = _segment(size)
-                reserved += have
+            except IndexError:  # none fits
+                rest = _segment(size)
+                reserved += rest
                 if reserved > most:
                     return None
-                start, end = address - have, address
+                start, end = address - rest, address
                 address = start - 1  # a newer segment lies lower (`Device.address`), and none touch
-            if have - size >= least_rest:
-                cut = start + size
-                insort(free, (have - size) << _SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
-                end_of[cut], start_of[end] = end, cut
-                end = cut
-            live[key] = pool, start, end
+            else:
+                start, rest = packed & _ADDRESS, packed >> _SHIFT
+                end = taken(start)
+            cut, rest = start + size, rest - size
+            if rest >= least_rest:
+                insort(free, rest << _SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+                other_end[cut], other_end[end] = end, cut
+                live[key] = free, start, cut
+            else:
+                taken(end, None)
+                live[key] = free, start, end
     return reserved << _UNIT
-
-
-def _pool(*, small: bool) -> _Pool:
-    return [], {}, {}, _RULES.least_rest(small) >> _UNIT
 
 
 def mapped_up_to(events: Iterable[tuple[str, int, int, int, str]], most: int, capacity: int) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
@@ -53,9 +53,18 @@ class Shared:
             option.required, option.negative,
         )  # fmt: skip
 
+    @property
+    def flag(self) -> str:
+        """The option as it is typed."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def is_needed(self, flags: Collection[str]) -> bool:
+        """Whether a command line has to be read with it: any but an optional text that no flag names."""
+        return self.required or self.kind is not str or bool(self.letter) or self.flag in flags
+
     def parameter(self) -> inspect.Parameter:
         """Return the option as typer reads it from a signature."""
-        flag = f"--{self.name.replace('_', '-')}"
+        flag = self.flag
         declared = f"{flag}/--no-{flag[2:]}" if self.negative else flag
         letter = [f"-{self.letter}"] if self.letter else []
         info = typer.Option(
@@ -149,22 +158,32 @@ Options = Shared | Callable[[], tuple[Shared, ...]]
 """An option, or what gives several when a command is built."""
 
 
-def takes(*options: Options) -> Callable[[Command], Command]:
-    """Give a command `options` besides its own parameters; it receives them as keywords."""
+def takes(*options: Options, flags: Collection[str] | None = None) -> Callable[[Command], Callable[..., Any]]:
+    """Give a command `options` besides its own parameters; it receives them as keywords.
 
-    def decorate(command: Command) -> Command:
+    Of a command line with these `flags` it takes what they name alone, and the command gets None for the others: typer
+    builds as much for an option that nobody typed as for one that somebody did.
+    """
+
+    def decorate(command: Command) -> Callable[..., Any]:
         signature = inspect.signature(command, eval_str=True)
         parameters = [part for part in signature.parameters.values() if part.kind is not part.VAR_KEYWORD]
         shared = [part for option in options for part in ((option,) if isinstance(option, Shared) else option())]
-        parts = [*(option.parameter() for option in shared), *parameters]
+        built = [option for option in shared if flags is None or option.is_needed(flags)]
+        parts = [*(option.parameter() for option in built), *parameters]
         parts.sort(key=lambda part: part.kind)
         for part in parts:
             _, info = get_args(part.annotation)
             if info.autocompletion is None and info.metavar in _NAMED and (names := listed(info.help or "")):
                 info.autocompletion = completes(*names)
-        command.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
-        command.__annotations__ = {part.name: part.annotation for part in parts}
-        return command
+        order = [*(option.name for option in shared), *(part.name for part in parameters)]
+
+        def taking(**typed: Any) -> Any:
+            return command(**{name: typed.get(name) for name in order})
+
+        taking.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
+        taking.__annotations__ = {part.name: part.annotation for part in parts}
+        return taking
 
     return decorate
 

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -279,12 +279,21 @@ class Commands(Mapping[str, Any]):
     """The commands of a group by name, each built once."""
 
     def __init__(self) -> None:
-        self._makers: dict[str, Callable[[], Any]] = {}
+        self._makers: dict[str, Callable[..., Any]] = {}
         self._built: dict[str, Any] = {}
 
-    def add(self, name: str, make: Callable[[], Any]) -> None:
-        """Add a command that `make` builds."""
+    def add(self, name: str, make: Callable[..., Any]) -> None:
+        """Add a command that `make` builds, with all its options or those that some flags name."""
         self._makers[name] = make
+
+    def for_line(self, name: str, args: Sequence[str]) -> Any:
+        """Return a command with the options that its line names; as a whole where one is not known, as --help is."""
+        if name not in self._makers or name in self._built:
+            return self.get(name)
+        flags = {word.partition("=")[0] for word in args if word.startswith("-")}
+        made = self._makers[name](flags)
+        known = {flag for part in made.params for flag in (*part.opts, *part.secondary_opts)}
+        return made if flags <= known else self[name]
 
     def __getitem__(self, name: str) -> Any:
         """Return a command, built."""
@@ -316,6 +325,11 @@ class _OnDemand(Group):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = _COMMANDS
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of a line, and build of it what the line needs."""
+        made = None if ctx.resilient_parsing else _COMMANDS.for_line(args[0], args[1:])
+        return (args[0], made, args[1:]) if made else super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands by what is asked, on one screen; none is built for it."""
@@ -349,9 +363,9 @@ def command(panel: str, *options: Options) -> Callable[[Command], Command]:
         name = function.__name__.rstrip("_")
         help_text = f"{function.__doc__}\n\nExample: [bold]{EXAMPLES[name]}[/bold]"
 
-        def build() -> Any:
+        def build(flags: Collection[str] | None = None) -> Any:
             alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-            taking = takes(*options)(function)
+            taking = takes(*options, flags=flags)(function)
             alone.command(name, cls=_Command, help=help_text, rich_help_panel=panel, context_settings=_HELP)(taking)
             return typer.main.get_command(alone)
 

@@ -21,8 +21,6 @@ from memcalc.terms.zero import FP32_GRADIENTS, era, steps_at_start
 from memcalc.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from memcalc.events.stage import Rank
     from memcalc.frameworks.losses import Linear
     from memcalc.ledger import Ledger, Term
@@ -163,20 +161,14 @@ class PassingTerms(Stage):
         widths = census.settings[0].compute, given, learned, head_settings(census)[0].weight
         return kind(tokens, model.vocab, hidden, *widths, linear_of(self.grid))
 
-    def _terms(self) -> Iterator[Term]:
-        """Terms of which nothing else here writes the events."""
-        for term in self.ledger.terms:
-            if not (term.with_weights or term.in_events):
-                yield term
-
     @cached_property
     def melting(self) -> list[Term]:
         """Terms that go with the blocks of a backward."""
-        return [term for term in self._terms() if melts(term)]
+        return [term for term in self.ledger.written_apart if melts(term)]
 
     def _start(self) -> None:
         """What is there before the first step; Megatron-LM's buffers are made beside the weights that they replace."""
-        there = [term for term in self._terms() if len(term.phases) == len(ALWAYS)]
+        there = [term for term in self.ledger.written_apart if len(term.phases) == len(ALWAYS)]
         weights = [term for term in there if term.with_model and term.component != "optimizer"]
         made = [key for term in weights for key in self._split(term)]
         buffers = [sum(sizes) for sizes in self.buffered or (self.shares,)]
@@ -194,7 +186,8 @@ class PassingTerms(Stage):
         for term in there:
             if term.with_model == (term.component == "optimizer"):
                 self._split(term)
-        self._broadcast(sum(self.scalar(term.bytes) for term in self._terms() if term.component == "parameters"))
+        parameters = [term for term in self.ledger.written_apart if term.component == "parameters"]
+        self._broadcast(sum(self.scalar(term.bytes) for term in parameters))
         self.log.alloc(self.kept_gradients, COMPUTE, "gradients")
 
     def _broadcast(self, total: int) -> None:
@@ -264,7 +257,7 @@ class PassingTerms(Stage):
     def _begin(self, phase: str) -> None:
         """A phase begins: terms that live in it and not before are allocated, those that ended are freed."""
         self.log.mark(phase)
-        passing = (t for t in self._terms() if len(t.phases) != len(ALWAYS) and t.phases != ("step",))
+        passing = (t for t in self.ledger.written_apart if len(t.phases) != len(ALWAYS) and t.phases != ("step",))
         for term in passing:
             if phase in term.phases and term.name not in self.during:
                 self.during[term.name] = self._appearing(term)
@@ -280,7 +273,7 @@ class PassingTerms(Stage):
     @cached_property
     def growing(self) -> dict[str, list[list[int]]]:
         """Of each term that comes with forwards, the sizes of its tensors in each block: none where that is kept."""
-        terms = [term for term in self._terms() if term.grows]
+        terms = [term for term in self.ledger.written_apart if term.grows]
         weights = [weights_of(a) if terms and again else [] for blocks, again in self.plan for a in blocks]
         flat = [share for block in weights for share in block]
         out: dict[str, list[list[int]]] = {}
@@ -308,7 +301,7 @@ class PassingTerms(Stage):
 
     def _let_go(self, unit: int) -> None:
         """A block's backward is done, which was the last to need some terms."""
-        for term in self._terms():
+        for term in self.ledger.written_apart:
             if term.until == unit:
                 self.log.free_all(self.during.pop(term.name, []))
 

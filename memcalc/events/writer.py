@@ -335,7 +335,7 @@ class StepWriter(PassingTerms):
             read = self.gradients() - self.kept_gradients
             temporaries.append(self.log.alloc(read, COMPUTE, "gradients that the step reads"))
         late: list[Term] = []
-        for term in self._terms():
+        for term in self.ledger.written_apart:
             if len(term.phases) == len(ALWAYS) and term.component == "optimizer" and first and not self._is_early(term):
                 late.append(term)
                 if self.grid.habits.zero_optimizer is None:  # its step copies gradients before it makes moments

@@ -1,7 +1,5 @@
 """The answers that go from one job to another: ``memcalc diff`` by what differs, a ladder by one remedy at a time."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from memcalc.results.estimates import (

@@ -1,7 +1,5 @@
 """The answer of ``memcalc check``: verdict, findings file by file, and the smallest edits that make the job fit."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from memcalc.results.estimates import Answer, Estimate, Verdict, schema

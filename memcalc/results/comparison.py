@@ -1,7 +1,5 @@
 """What ``memcalc validate`` answers: measured figures beside predicted ones, and their errors."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from memcalc.results.details import ErrorSummary

@@ -1,7 +1,5 @@
 """Details of an estimate: a step over time, lengths, what is done beside its steps, what runs of its kind measured."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from memcalc.specs.step_time import Kind

@@ -1,7 +1,5 @@
 """The answer to one strategy, and the facts that all answers share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 

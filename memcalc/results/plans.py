@@ -1,7 +1,5 @@
 """What a search answers: ranked plans, the table of a sweep, and the last value that fits."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

@@ -5,8 +5,6 @@ The answer of a search for a layout of post-training: the jobs that fit, each as
 Jobs of post-training beside one another: the changes that lead from one to another, and what each costs or saves.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from memcalc.results.changes import DiffField

@@ -1,7 +1,5 @@
 """The answers about measurements: a probe, a recorded module, a calibration."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from memcalc.results.estimates import Answer, schema

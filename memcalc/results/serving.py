@@ -1,7 +1,5 @@
 """The answer about an inference engine: what a GPU of each stage holds, the cache, and what can be set."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from memcalc.results.estimates import Answer, HardwareFacts, ModelFacts, Verdict, schema

@@ -1,7 +1,5 @@
 """The answer of ``memcalc triage``: what was read, where the bytes went, why it ran out, and what would help."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from memcalc.results.estimates import Answer, Verdict, schema

@@ -1,7 +1,5 @@
 """The words for adapters and for a quantised base: ``--lora 16:q,v``, ``--also-train head``, ``--quantize nf4``."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal, get_args

@@ -1,8 +1,6 @@
 """One block of a model: attention, MLP and norms, each as its class runs them."""
 
-from __future__ import annotations
-
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -170,7 +168,7 @@ class Attention(AttentionForm):
     """Its widths, where attention is latent."""
 
     @model_validator(mode="after")
-    def _groups(self) -> Attention:
+    def _groups(self) -> Self:
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads: {self.kv_heads} does not divide {self.heads}")
         return self
@@ -268,7 +266,7 @@ class MixtureOfExperts(RouterForm):
         return self.every_expert or self.own_norms
 
     @model_validator(mode="after")
-    def _topk(self) -> MixtureOfExperts:
+    def _topk(self) -> Self:
         if self.topk > self.experts:
             raise ValueError(f"topk must be at most experts: {self.topk} is above {self.experts}")
         if self.experts % self.n_group:

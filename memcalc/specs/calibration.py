@@ -4,11 +4,9 @@
 many rows it stands and how far they spread; what was left at the shipped value says why.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -42,7 +40,7 @@ class Measure(Strict):
     """Readings."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Measure:
+    def _in_order(self) -> Self:
         if not self.low <= self.bytes <= self.high:
             raise ValueError("must have low <= bytes <= high")
         return self
@@ -52,7 +50,7 @@ class FittedReserve(Reserve):
     """What no mechanism predicts, of one class of allocator, as measured here."""
 
     @model_validator(mode="after")
-    def _finite(self) -> FittedReserve:
+    def _finite(self) -> Self:
         sizes = (self.low, self.middle, self.high, self.limit, self.coverage)
         if not all(math.isfinite(size) for size in sizes) or max(map(abs, sizes)) > 10:
             raise ValueError("must have shares between -1 and 10")
@@ -70,7 +68,7 @@ class FittedConstant(Constant):
     """Timed runs or operations that it was fitted on."""
 
     @model_validator(mode="after")
-    def _possible(self) -> FittedConstant:
+    def _possible(self) -> Self:
         if self.value > (1.5 if self.name in _SHARES else 1e6):
             raise ValueError(f"{self.name} must be at most {1.5 if self.name in _SHARES else 1e6:g}")
         return self

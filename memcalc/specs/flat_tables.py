@@ -1,7 +1,5 @@
 """The tables inside the flat form of a model: biases, dropouts, experts, latent widths, tensors outside the blocks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -3,9 +3,7 @@
 Every preset says where its figures come from; one without a source does not load.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -86,12 +84,12 @@ class GPU(Frozen):
     _calibration: Any = PrivateAttr(default=None)
 
     @property
-    def calibration(self) -> Calibration | None:
+    def calibration(self) -> "Calibration | None":
         """What was measured on it, in place of shipped figures; no preset has it."""
         found: Calibration | None = self._calibration
         return found
 
-    def calibrated(self, found: Calibration) -> GPU:
+    def calibrated(self, found: "Calibration") -> Self:
         """Return the same GPU with the figures of a calibration."""
         size = found.context and found.context.bytes
         other = self.model_copy(update={"context_bytes": size, "eager_context_bytes": size} if size else None)
@@ -218,7 +216,7 @@ class Node(Frozen):
         return tiers
 
     @model_validator(mode="after")
-    def _hosts_alike(self) -> Node:
+    def _hosts_alike(self) -> Self:
         if self.gpus % self.hosts:
             raise ValueError(f"hosts must divide the {self.gpus} GPUs, not be {self.hosts}")
         return self

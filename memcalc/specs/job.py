@@ -21,11 +21,9 @@ The keys of `[jobs]` are the options with underscores, and below `set` the field
 stands alone is a list of one.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -70,7 +68,7 @@ class JobRecord(Frozen):
     """Folders with presets of the user's own."""
 
     @model_validator(mode="after")
-    def _of_a_model(self) -> JobRecord:
+    def _of_a_model(self) -> Self:
         """Only where the model is what is asked for, none is named."""
         if self.model is None and not self.module and self.what != "model":
             raise ValueError("a job must name its model")
@@ -84,7 +82,7 @@ class JobRecord(Frozen):
         places = {"gpu": self.gpu, "node": self.node, "settings": self.settings, "preset_dirs": self.preset_dirs}
         return {**named, **places, **self.options, **self.query}
 
-    def with_options(self, **options: Value) -> JobRecord:
+    def with_options(self, **options: Value) -> Self:
         """The same job with some options set."""
         return self.model_copy(update={"options": {**self.options, **options}})
 

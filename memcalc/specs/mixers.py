@@ -1,7 +1,5 @@
 """What mixes the tokens of a block in attention's place: short convolutions, recurrences with a state."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -4,11 +4,9 @@ Nothing here says how the model is trained. Every architecture (dense, mixture o
 encoder-decoder, vision tower) is a combination of the same attention and MLP kinds; no family has code of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -251,7 +249,7 @@ class Model(Frozen):
         return None if value is False else value
 
     @model_validator(mode="after")
-    def _order(self) -> Model:
+    def _order(self) -> Self:
         if self.num_layers > MOST_LAYERS:
             raise ValueError(f"a model has at most {MOST_LAYERS:,} blocks, not {self.num_layers:,}")
         if self.order:

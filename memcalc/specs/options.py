@@ -1,7 +1,5 @@
 """The table of options, read from the declarations of what a job is; every list of options is one of those below."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from types import NoneType

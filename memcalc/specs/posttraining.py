@@ -1,7 +1,5 @@
 """What post-training and an inference engine are told, each field with the option that sets it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

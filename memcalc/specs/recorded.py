@@ -4,12 +4,10 @@ The record is that of a symbolic execution (:mod:`memcalc.trace`): storages with
 forward and backward allocate and free them. It has no tensor in it and needs no torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -88,7 +86,7 @@ class Execution(Frozen):
     """The gradient of its input; none where nothing before it is trained."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Execution:
+    def _consistent(self) -> Self:
         """Every event names a storage, which is freed after it was allocated, and once."""
         ends = (self.output, self.incoming, 0 if self.outgoing is None else self.outgoing, *self.kept, *self.passing)
         named = chain(ends, (event if event >= 0 else ~event for event in (*self.forward, *self.backward)))

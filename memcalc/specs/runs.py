@@ -6,18 +6,14 @@ published (`[[publication]]`); it may also say which published runs were left ou
 `[[probe]]`, `[[rate]]` and `[[communicator]]`.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.specs.strict import FIGURES, Figure, Size, Strict, Text, Texts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 RateKind = Literal[
     "matmul",
@@ -221,7 +217,7 @@ class Sweep(Strict):
     """A row a run; an empty text stands for what a run does not give."""
 
     @model_validator(mode="after")
-    def _as_wide_as_the_columns(self) -> Sweep:
+    def _as_wide_as_the_columns(self) -> Self:
         wrong = next((number for number, row in enumerate(self.rows, 1) if len(row) != len(self.columns)), None)
         if wrong is not None:
             raise ValueError(f"row {wrong} must have {len(self.columns)} values, one a column")
@@ -272,7 +268,7 @@ class Explained(Strict):
     """Why, in one sentence."""
 
     @model_validator(mode="after")
-    def _names_a_run(self) -> Explained:
+    def _names_a_run(self) -> Self:
         if not self.every_id:
             raise ValueError("id or ids must be given")
         return self
@@ -300,7 +296,7 @@ class Target(Strict):
     """Field of a run, and the values that do not count."""
 
     @model_validator(mode="after")
-    def _fields_of_a_run(self) -> Target:
+    def _fields_of_a_run(self) -> Self:
         for name in (*self.only, *self.never):
             if name.partition(".")[0] not in Run.model_fields:
                 raise UnknownNameError("field", name, "must be a field of a run", Run.model_fields)

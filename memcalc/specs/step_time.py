@@ -1,15 +1,11 @@
 """What is fitted on measured runs and shipped: errors by kind of job, and the constants of the step-time model."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal, Self
 
 from pydantic import Field
 
 from memcalc.specs.strict import Figure, Frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FEWEST, SOURCES = 10, 3
 """Published runs, and documents that they were read from, below which times of what they share are not validated."""
@@ -241,7 +237,7 @@ class StepTimeTable(Frozen):
     own_runs: int = 0
     """Runs on the very GPU, whose constants are its own."""
 
-    def with_measured(self, constants: Sequence[Constant], runs: int) -> StepTimeTable:
+    def with_measured(self, constants: Sequence[Constant], runs: int) -> Self:
         """Return the table of one GPU, with constants that were measured on it in a number of runs."""
         return self.model_copy(update={"constant": (*self.constant, *constants), "own_runs": runs})
 

@@ -4,8 +4,6 @@ A field's type, default and annotation say all there is to say of an option. The
 keywords, the grid, the references and ``diff`` are computed from them (:mod:`memcalc.specs.options`).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field

@@ -1,6 +1,8 @@
-"""How records are declared: their bases, fields of those that hold measurements, and the option that a field holds."""
+"""How records are declared: their bases, fields of those that hold measurements, and the option that a field holds.
 
-from __future__ import annotations
+Modules of such records leave their annotations as they are (no ``from __future__ import annotations``): pydantic
+compiles each of a thousand texts again, at every start.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

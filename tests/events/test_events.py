@@ -186,7 +186,7 @@ def test_closed_form_and_replay_agree_on_random_strategies() -> None:
 @pytest.mark.slow
 def test_the_short_replay_is_the_whole_one_on_random_strategies() -> None:
     """What decides whether a strategy runs is the same, to the byte and at the same bound."""
-    for model, words in random_jobs(500)[100:]:
+    for model, words in random_jobs(1100)[100:]:
         events = list(step_events(*job(model, **words), 0))
         peak = replay(events).peak_reserved
         assert reserved_up_to(events, peak) == peak, (model, words)
