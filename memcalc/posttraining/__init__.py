@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from memcalc import catalog
 from memcalc._version import __version__
-from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.errors import CombinationError, InputError
 from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.planner.request import one_of
 from memcalc.posttraining.figures import Figures, Trained
 from memcalc.posttraining.phases import Cast, frozen_weights, is_pure, phases_of
-from memcalc.posttraining.words import RlJob, check_engines, completed, parked
+from memcalc.posttraining.words import RlJob, check_engines, completed, gpus_of, parked
 from memcalc.results.estimates import Verdict
 from memcalc.results.posttraining import Rl, RlEdit, RlLimit, RlPhase, RlRollout
 from memcalc.serving import last_that_works
-from memcalc.serving.engines import number
 from memcalc.specs.job import JobRecord, command_line
 from memcalc.units import GIB
 
@@ -62,10 +61,8 @@ def rl(
     memcalc.errors.InputError
         For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
-    if gpus is None:
-        raise MissingError("on how many GPUs? give --gpus.")
     assumptions: dict[str, str] = {}
-    job = completed(model, gpu, number(gpus, "gpus"), node, options, tuple(preset_dirs), assumptions)
+    job = completed(model, gpu, gpus_of(gpus, options), node, options, tuple(preset_dirs), assumptions)
     if job.recipe.online:
         check_engines(job)
     figures = Figures()

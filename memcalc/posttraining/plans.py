@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
 from memcalc.api import load_model
-from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.errors import CombinationError, InputError
 from memcalc.planner.answer import hardware_facts, model_facts
 from memcalc.posttraining import answered, edits_of
 from memcalc.posttraining.search import Found, Search
-from memcalc.posttraining.words import RlJob, ask, completed, read_words
+from memcalc.posttraining.words import RlJob, ask, completed, gpus_of, read_words
 from memcalc.results.posttraining import Nearest, RlPlan, RlPlans, RlRemedy
 from memcalc.serving.engines import number
 from memcalc.specs.job import render
@@ -58,11 +58,10 @@ def plan_rl(
     memcalc.errors.InputError
         For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
-    if gpus is None:
-        raise MissingError("on how many GPUs? give --gpus.")
+    count = gpus_of(gpus, options, searched=True)
     typed = {name: value for name, value in options.items() if value not in (None, "", [])}
     most = TOP if top is None else number(top, "top")
-    search = Search(model, gpu, number(gpus, "gpus"), node, tuple(preset_dirs), typed)
+    search = Search(model, gpu, count, node, tuple(preset_dirs), typed)
     checked(search)
     ranked = sorted(search.found(), key=lambda result: result.order)
     if not ranked and search.error is not None and not search.missed.options:

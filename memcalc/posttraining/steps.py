@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memcalc._version import __version__
-from memcalc.errors import CombinationError, InputError, MissingError
+from memcalc.errors import CombinationError, InputError
 from memcalc.planner.sentences import split_words
 from memcalc.posttraining import answered, edits_of
 from memcalc.posttraining.figures import Figures, trainer_options
-from memcalc.posttraining.words import RlJob, check_engines, completed, read_words
+from memcalc.posttraining.words import RlJob, check_engines, completed, gpus_of, read_words
 from memcalc.results.changes import DiffField, Value
 from memcalc.results.posttraining import RlFigures, RlLadder, RlStep
 from memcalc.serving.engines import number
@@ -170,13 +170,12 @@ def ladder_rl(
     memcalc.errors.InputError
         For a value that cannot be used; where only the user can tell it, :class:`memcalc.errors.MissingError`.
     """
-    if gpus is None:
-        raise MissingError("on how many GPUs? give --gpus.")
+    count = gpus_of(gpus, options)
     listed, dirs = tuple(stages), tuple(preset_dirs)
     if recipe and listed:
         raise CombinationError("recipe", True, "--recipe chooses the stages; drop --stage")
     given = {name: value for name, value in options.items() if value not in (None, "", [])}
-    typed = {"model": model, "gpu": gpu, "gpus": gpus, **({"node": node} if node else {}), **given}
+    typed = {"model": model, "gpu": gpu, "gpus": count, **({"node": node} if node else {}), **given}
     changes = [(text, parse_stage(text)) for text in listed]
     figures = Figures()
     start = state_of(typed, dirs, figures)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import AbsentError, CombinationError, InputError, MissingError, UnknownNameError
 from memcalc.planner.request import flag, one_of
 from memcalc.posttraining.frameworks import RECIPES, TOOLKITS, Recipe, Toolkit, recipe_of, toolkit_of
-from memcalc.serving.engines import value_of
+from memcalc.serving.engines import number, value_of
 from memcalc.specs.posttraining import LAYOUT, RL_OPTIONS, RL_WORDS, TRAINING, RlInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from memcalc.specs.strict import Option
 
@@ -264,6 +264,22 @@ def split_fields(text: str) -> dict[str, str]:
 
 def ask(given: Mapping[str, Any], *, searched: bool = False) -> None:
     """Ask in one sentence for what only the user can tell; of a plan, which is ``searched``, the step's size too."""
+    if lacking := _lacking(given, searched=searched):
+        raise _needs(lacking)
+
+
+def gpus_of(gpus: int | str | None, raw: Mapping[str, Any], *, searched: bool = False) -> int:
+    """How many GPUs a question is about; where it does not say, that is asked for with all else that it lacks."""
+    if gpus is None:
+        raise _needs(["--gpus", *_lacking(read_words(raw), searched=searched)])
+    return number(gpus, "gpus")
+
+
+def _needs(lacking: Sequence[str]) -> MissingError:
+    return MissingError(f"post-training needs more: give {'; '.join(lacking)}.")
+
+
+def _lacking(given: Mapping[str, Any], *, searched: bool) -> list[str]:
     known = {"algorithm": tuple(RECIPES), "framework": tuple(TOOLKITS)}
     lacking = [f"--{name} ({', '.join(names)})" for name, names in known.items() if name not in given]
     if not {"prompt", "response"} <= given.keys():
@@ -275,8 +291,7 @@ def ask(given: Mapping[str, Any], *, searched: bool = False) -> None:
     stated = searched or not given.keys().isdisjoint(("micro_batch", "micro_tokens"))
     if toolkit is not None and not toolkit.micro_batch and not stated:
         lacking.append(f"--micro-batch or --micro-tokens, of which {toolkit.name.partition('@')[0]} has no default")
-    if lacking:
-        raise MissingError(f"post-training needs more: give {'; '.join(lacking)}.")
+    return lacking
 
 
 def _defaults(given: Mapping[str, Any], toolkit: Toolkit, recipe: Recipe) -> dict[str, Any]:

@@ -439,6 +439,9 @@ def test_all_that_only_the_user_knows_is_asked_for_at_once() -> None:
     with pytest.raises(MissingError) as batch:
         memcalc.rl(**bare, framework="verl")
     assert all(name in str(batch.value) for name in ("--prompt and --response", "--micro-tokens"))
+    for ask in (memcalc.rl, memcalc.plan_rl):
+        with pytest.raises(MissingError, match=r"--gpus; --algorithm \(grpo.*--prompt and --response"):
+            ask(model="qwen2.5-0.5b", gpu="h100")
 
 
 def run(words: dict[str, Any], *more: str) -> Any:
