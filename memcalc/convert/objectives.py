@@ -162,8 +162,16 @@ def refuse_heads(where: str, script: str) -> None:
         )
 
 
-def refuse_switches(where: str, data: Mapping[str, Any]) -> None:
-    """Refuse arguments of a script's own that choose what is trained or how weights are stored."""
+def refuse_switches(where: str, data: Mapping[str, Any], *, engine: bool = False) -> None:
+    """Refuse arguments of a script's own that choose what is trained or how weights are stored.
+
+    ``engine``: DeepSpeed is on without a config, which its script then makes, as those of DeepSpeed-Chat do.
+    """
+    if engine and (key := next((name for name in data if name.endswith("zero_stage")), "")):
+        raise ObjectiveError(
+            f"{where} has {key} {cut(str(data[key]))} and no DeepSpeed config, which its script makes itself: give "
+            "memcalc estimate --framework deepspeed what it trains."
+        )
     for name, value in _turned_on(data, _SWITCHES):
         raise ObjectiveError(
             f"{where} has {name} {value}, a switch of its own script that may choose what is trained or how weights "

@@ -325,6 +325,13 @@ def test_a_switch_of_a_script_that_chooses_what_is_trained_is_refused(tmp_path: 
     assert f"run.sh has {name} {value or True}, a switch of its own script" in said
 
 
+@pytest.mark.parametrize("stage", ["--zero_stage 3", "--zero_stage 0", "--actor_zero_stage 2"])
+def test_a_script_that_makes_its_deepspeed_config_itself_is_declined(tmp_path: Path, stage: str) -> None:
+    """DeepSpeed-Chat's, whose fp16, offload and losses (of answers, pairs, rewards) its own flags tell."""
+    with pytest.raises(ObjectiveError, match=rf"has {stage[2:]} and no DeepSpeed config"):
+        checked(tmp_path, f"deepspeed main.py {TRAINER} --learning_rate 1e-5 {stage} --deepspeed")
+
+
 @pytest.mark.parametrize(
     "switch", ["--lora_enable False", "--bits 16", "--freeze_backbone false", "--lora_weight_path ''", "--q_lora False"]
 )

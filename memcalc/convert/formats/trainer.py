@@ -87,7 +87,7 @@ def read(document: Document) -> Config:
     reader.not_counted(KEYS.not_counted, counted=("optim_args",) if momentum else ())
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
     refer_to_accelerate(reader)
-    refuse_switches(document.path.name, reader.unread())
+    refuse_switches(document.path.name, reader.unread(), engine=document.data.get("deepspeed") is True)
     if document.kind == "flags" or any("batch" in key for key in reader.unread()):
         ask_for_rows(reader, "its script")
     ask_for_launcher(reader)
