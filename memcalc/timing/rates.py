@@ -241,11 +241,11 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
     engine = "TransformerEngine" if kernels == "te" else "PyTorch"
     dispatcher = grid.fixed.moe_dispatcher
     waits = "Megatron" if grid.habits.overlaps_input_gradients else "PyTorch"
-    library = "cuDNN" if grid.habits.attention_library == "te" else "FlashAttention"
+    library = "cuDNN" if runs_cudnn(grid) else "FlashAttention"
     return {
         **dict.fromkeys(SINGLE, (ANY,)),
         "matmul": (gpu.name, f"{arch}, {engine}", kernel_arch(gpu), ANY),
-        "attention": (gpu.name, f"{arch}, {library}", kernel_arch(gpu), ANY),
+        "attention": (gpu.name, f"{gpu.name}, {library}", f"{arch}, {library}", kernel_arch(gpu), ANY),
         "attention_half": (ANY,),
         "fixed": ("graph", ANY) if grid.fixed.cuda_graphs == "full" else (ANY,),
         "passes": (kernels,),
@@ -261,6 +261,11 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
         "exchange_call": (dispatcher,),
         "float8": tuple(name for kind in _float8_kind(grid) for name in (f"{kind}, {arch}", kind)),
     }
+
+
+def runs_cudnn(grid: Grid) -> bool:
+    """Whether fused attention is cuDNN's: it is asked for, or asked first where PyTorch chooses among its own."""
+    return grid.fixed.attention == "cudnn" or (grid.habits.cudnn_first and grid.fixed.attention in ("flash", "sdpa"))
 
 
 def attention_share(seq_len: float | Array, half: float | Array) -> Any:
