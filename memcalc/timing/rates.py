@@ -241,7 +241,7 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
     engine = "TransformerEngine" if kernels == "te" else "PyTorch"
     dispatcher = grid.fixed.moe_dispatcher
     waits = "Megatron" if grid.habits.overlaps_input_gradients else "PyTorch"
-    library = "cuDNN" if runs_cudnn(grid) else "FlashAttention"
+    library = attention_library(grid)
     return {
         **dict.fromkeys(SINGLE, (ANY,)),
         "matmul": (gpu.name, f"{arch}, {engine}", kernel_arch(gpu), ANY),
@@ -263,9 +263,9 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
     }
 
 
-def runs_cudnn(grid: Grid) -> bool:
-    """Whether fused attention is cuDNN's: it is asked for, or asked first where PyTorch chooses among its own."""
-    return grid.fixed.attention == "cudnn" or (grid.habits.cudnn_first and grid.fixed.attention in ("flash", "sdpa"))
+def attention_library(grid: Grid) -> str:
+    """Whose kernel computes fused attention."""
+    return "cuDNN" if grid.fixed.attention == "cudnn" else grid.habits.fused_attention
 
 
 def attention_share(seq_len: float | Array, half: float | Array) -> Any:
