@@ -57,13 +57,13 @@ MAMF = "fitted; prior: best matmul measured on the card, stas00/ml-engineering c
 CUDNN = "fitted; prior: cuDNN beside FlashAttention-3, arXiv:2407.08608, figures 5 and 6, head size 128"
 FLASH2 = "fitted; prior: FlashAttention-2, arXiv:2307.08691, figure 6 and README"
 FLASH2_BLACKWELL = (
-    "fitted; prior: FlashAttention-2 on a B200, 352 to 362 TFLOP/s at head size 128 (meta-pytorch/tritonbench PR #171) and "
-    "259 to 346 at 64 (Dao-AILab/flash-attention issue #1589), of 2,250"
+    "fitted; prior: FlashAttention-2 on a B200, 352 to 362 TFLOP/s at head size 128 (meta-pytorch/tritonbench PR #171) "
+    "and 259 to 346 at 64 (Dao-AILab/flash-attention issue #1589), of 2,250"
 )
 FLEX = (
-    "fitted; prior: FlashAttention-4 reaches 1,418 TFLOP/s forward and 1,209 backward (Dao-AILab/flash-attention PR #2280: "
-    "B200, causal, 8,192 tokens), and is 1.6 to 3.2 and 1.85 to 2.3 times as fast as FlexAttention's Triton kernel "
-    "(pytorch.org, FlexAttention + FlashAttention-4)"
+    "fitted; prior: FlashAttention-4 reaches 1,418 TFLOP/s forward and 1,209 backward (Dao-AILab/flash-attention PR "
+    "#2280: B200, causal, 8,192 tokens), and is 1.6 to 3.2 and 1.85 to 2.3 times as fast as FlexAttention's kernel of "
+    "Triton (pytorch.org, FlexAttention + FlashAttention-4)"
 )
 DEQUANTISED = (
     "fitted; prior: between a profile of Llama 3 8B on an L40S (kDequantizeBlockwise, 59.8 ms a micro-batch for 3 x "
