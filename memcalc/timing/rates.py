@@ -10,6 +10,7 @@ import numpy as np
 from memcalc import catalog
 from memcalc.errors import MissingError
 from memcalc.grid import column
+from memcalc.terms.moments import kind_of
 from memcalc.terms.settings import COMPILED_BLOCKS
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def factors_of(gpu: GPU, grid: Grid) -> dict[str, Any]:
         "window": overlaps(grid),
         "launch": graphs,
         "wait": graphs * (PADDED if grid.fixed.experts_padded else 1.0),
-        "visit": float(grid.fixed.optimizer_impl == "loop"),
+        "visit": float(grid.fixed.optimizer_impl == "loop" or kind_of(grid).waits),
         "attention": FLASH[flash if gpu.arch.split()[0] == "Hopper" else min(flash, 2)],
     }
 

@@ -62,8 +62,8 @@ FLASH2_BLACKWELL = (
 )
 FLEX = (
     "fitted; prior: FlashAttention-4 reaches 1,418 TFLOP/s forward and 1,209 backward (Dao-AILab/flash-attention PR "
-    "#2280: B200, causal, 8,192 tokens), and is 1.6 to 3.2 and 1.85 to 2.3 times as fast as FlexAttention's kernel of "
-    "Triton (pytorch.org, FlexAttention + FlashAttention-4)"
+    "#2280: B200, causal, 8,192 tokens), and is 1.6 to 3.2 and 1.85 to 2.3 times as fast as FlexAttention in Triton "
+    "(pytorch.org, FlexAttention + FlashAttention-4)"
 )
 DEQUANTISED = (
     "fitted; prior: between a profile of Llama 3 8B on an L40S (kDequantizeBlockwise, 59.8 ms a micro-batch for 3 x "
