@@ -308,10 +308,9 @@ def _waits_for_experts(job: PlanJob, plan: Plan) -> str:
 
     A search takes them as Megatron-LM does by default: a copy for each expert, which its computation waits for.
     """
-    given = job.request.given.keys() | job.request.given["fields"].keys()
-    told = {"moe_dispatcher", "ep_overlap"} & given
+    given = {"moe_dispatcher", "ep_overlap"} & (job.request.given.keys() | job.request.given["fields"].keys())
     able = "true" in habits_of(plan.strategy.framework).capabilities.ep_overlap.values
-    if told or not (able and job.model.is_moe and plan.gpus > job.node.gpus):
+    if given or not (able and job.model.is_moe and plan.gpus > job.node.gpus):
         return ""
     return (
         "tokens travel to experts as Megatron-LM sends them by default; over several nodes --moe-dispatcher deepep "

@@ -197,6 +197,7 @@ def factors_of(gpu: GPU, grid: Grid) -> dict[str, Any]:
     return {
         "window": overlaps(grid),
         "launch": graphs,
+        "call": graphs if grid.fixed.cuda_graphs == "full" else 1.0,  # the graph of an iteration has its collectives
         "wait": graphs * (PADDED if grid.fixed.experts_padded else 1.0),
         "visit": float(grid.fixed.optimizer_impl == "loop" or kind_of(grid).waits),
         "attention": FLASH[flash if gpu.arch.split()[0] == "Hopper" else min(flash, 2)],

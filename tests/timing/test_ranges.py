@@ -16,7 +16,7 @@ from memcalc.runs import read_layouts, read_runs, read_unfitted
 from memcalc.specs.runs import Run
 
 ROWS = {
-    "ColossalAI-Pytorch-lightning": 2, "FlagPerf": 27, "GPT-NeoX-20B": 1, "HF: DeepSpeed and FSDP": 2,
+    "FlagPerf": 27, "GPT-NeoX-20B": 1, "HF: DeepSpeed and FSDP": 2,
     "KempnerForge": 5, "Lambda GPT-NeoX": 1, "Megatron-LM examples": 3, "NeMo 24.05 and 24.07": 14,
     "NeMo 25.02 to 25.07": 18, "NeMo Automodel": 1,
     "NeMo fine-tuning": 6, "Open-Llama": 1, "Qwen": 55, "Romero, GPT-2 speedrun": 1, "Scicom": 3,
@@ -58,7 +58,7 @@ def test_every_unfitted_speed_has_a_job_and_a_publication() -> None:
         ("msb-002", 1551.5),  # 16 packs of 8,192 tokens in 10.56 s on 8 GPUs
         ("mlx-003", 315.0),
         ("llc-001", 463000.0),  # 10e9 tokens in 45 minutes on 8 GPUs
-        ("cpl-002", 4654.0),  # 18.18 sequences of 1,024 tokens a second on four GPUs
+        ("nmb-002", 26006.0),
     ],
 )
 def test_speeds_are_those_of_their_tables(name: str, speed: float) -> None:
