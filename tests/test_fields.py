@@ -463,7 +463,7 @@ CHOICES = {
         "allocator", "shares_optimizer",
         "capabilities", "loss", "tensor_loss", "recompute", "sharded_recompute", "shards_over_ranks", "cp_kind",
         "calls_sdpa",
-        "attention_library", "fused_attention", "evaluation_cache", "evaluation_logits", "reduces_as", "autocast_over_shards", "lora_rank",
+        "attention_library", "evaluation_cache", "evaluation_logits", "reduces_as", "autocast_over_shards", "lora_rank",
         "ends_in_split", "pipeline_keeps_weights", "unsharded_alone", "broadcasts_ahead",
     },
     "BlockConfig": {"windowed", "gathered_input_saved"},

@@ -138,7 +138,7 @@ TITAN_2025_11 = like(
     TITAN_2025_09,
     "torchtitan",
     pipeline_keeps_outputs=False,
-    fused_attention="cuDNN",  # 6a3a9da95 of 9 October 2025: models/attention.py, sdpa_backends; on Blackwell since May
+    attention_library="cuDNN",  # 6a3a9da95 of 9 October 2025: models/attention.py, sdpa_backends
     compiles_parts=True,  # 2a7a14841 of 29 October 2025: apply_compile of models/llama4, until 5242bdf71 of April 2026
     source="torchtitan e5ef99aab: step(return_outputs=False)",
 )
@@ -165,7 +165,7 @@ TITAN_2026_05 = like(
     source=_TITAN.format("786e26f8e"),
 )
 # 169545712 of 9 June 2026: FlexAttention by default, a kernel that Triton compiles
-TORCHTITAN = like(TITAN_2026_05, "torchtitan", fused_attention="FlexAttention", source=_TITAN.format("169545712"))
+TORCHTITAN = like(TITAN_2026_05, "torchtitan", attention_library="FlexAttention", source=_TITAN.format("169545712"))
 
 ERAS = {
     "fsdp2": (("2.4", like(FSDP2, "fsdp2", widths=FLOAT8, float8=TORCHAO)),),

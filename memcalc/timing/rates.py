@@ -267,7 +267,8 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
 
 def attention_library(grid: Grid) -> str:
     """Whose kernel computes fused attention."""
-    return "cuDNN" if grid.fixed.attention == "cudnn" else grid.habits.fused_attention
+    usual = grid.habits.attention_library
+    return "cuDNN" if grid.fixed.attention == "cudnn" else "FlashAttention" if usual in ("", "te") else usual
 
 
 def attention_share(seq_len: float | Array, half: float | Array) -> Any:
