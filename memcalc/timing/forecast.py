@@ -68,7 +68,7 @@ def forecast(census: ModelOnGrid, gpu: GPU, node: Node, step: float) -> Forecast
     fixed, peak = grid.fixed, peak_flops(gpu, grid.precisions[0], grid.recipe)
     speed = fixed.global_batch * fixed.seq_len / step / gpus
     needed = model_flops_per_token(census.model, fixed, stacked=grid.habits.stacks_experts)
-    span, basis = span_of(census.model, grid, gpu, node)
+    span, basis = span_of(census.model, grid, gpu)
     mfu, hfu = float(fl.model_flops_utilization(speed, needed, peak)), hardware_flops(census, node) / step / gpus / peak
     return Forecast(
         tokens_per_second_per_gpu=speed,
@@ -150,9 +150,9 @@ def recorded_flops_per_token(model: Model, seq_len: int) -> float:
     return float(fl.step_flops(forward)) / seq_len
 
 
-def span_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> tuple[Span, str]:
+def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
     """The range of a job's time and what it stands on; the widest of those that apply."""
-    table, kinds = table_for(gpu), kinds_of(model, grid, node)
+    table, kinds = table_for(gpu), kinds_of(model, grid)
     doubts = doubts_of(table, model, grid, gpu)
     named = [table.span_of(kind) for kind in (*kinds, *([OUTSIDE] if doubts else []))]
     doubts = [*(kind for kind in kinds if kind in UNFITTED), *doubts]
@@ -160,13 +160,9 @@ def span_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> tuple[Span, str]:
     return widest, f"not validated: {', '.join(doubts)}" if doubts else widest.basis
 
 
-def kinds_of(model: Model, grid: Grid, node: Node) -> list[str]:
-    """What a job is of that has a range; the first is what a published run counts for.
-
-    Where the ranks of several nodes share the weights, each pass waits for a network that published runs seldom name.
-    """
+def kinds_of(model: Model, grid: Grid) -> list[str]:
+    """What a job is of that has a range; the first is what a published run counts for."""
     layout = grid.layouts[0]
-    sharing = layout.gpus // layout.dp_replicate if np.max(grid.zero) == 3 else 1
     kinds = {
         "offload": bool(grid.offloads[0]),
         "MoE": model.is_moe,
@@ -174,7 +170,6 @@ def kinds_of(model: Model, grid: Grid, node: Node) -> list[str]:
         "fp8": grid.precisions[0].startswith("fp8"),
         "model parallel": layout.tp * layout.pp * layout.cp > 1,
         "one GPU": layout.gpus == 1,
-        "sharded over nodes": layout.tp * layout.pp * layout.cp == 1 and sharing > node.gpus,
         "data parallel": layout.tp * layout.pp * layout.cp == 1 < layout.gpus,
     }
     return [name for name, applies in kinds.items() if applies]

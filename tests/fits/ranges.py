@@ -42,7 +42,7 @@ TOLD = 9
 SHARES = np.arange(COVERAGE, 1.0, 0.01)
 OFFLOAD = (-0.5, 1.0)
 """Range of a time that no range is fitted for: from half to twice."""
-KINDS = ("one GPU", "data parallel", "sharded over nodes", "model parallel", "fp8", "adapters", OUTSIDE, "MoE")
+KINDS = ("one GPU", "data parallel", "model parallel", "fp8", "adapters", OUTSIDE, "MoE")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Sample:
     @property
     def kind(self) -> str:
         """As the forecast has it where nothing is in doubt."""
-        return kinds_of(self.job.model, self.job.grid, self.job.node)[0]
+        return kinds_of(self.job.model, self.job.grid)[0]
 
 
 def unfitted_jobs() -> list[Job]:
