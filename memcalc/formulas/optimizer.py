@@ -86,6 +86,8 @@ class OptimizerKind:
     """Why not."""
     wide: bool = False
     """Gradients of 16 bits make it fail."""
+    waits: bool = False
+    """The step waits for the GPU after each tensor (bitsandbytes, ``Optimizer8bit.step``)."""
 
 
 _NONE = Temporary()
@@ -95,7 +97,7 @@ _BNB = "bitsandbytes, bitsandbytes/optim/optimizer.py@95f9af3, init_state of Opt
 def _bitsandbytes(name: str, moments: int, *, block: int | None = None, paged: bool = False) -> OptimizerKind:
     source = _BNB.format(moments)
     width = 1 if block else 4
-    return OptimizerKind(name, moments, _NONE, _NONE, _NONE, source, block=block, width=width, paged=paged)
+    return OptimizerKind(name, moments, _NONE, _NONE, _NONE, source, block=block, width=width, paged=paged, waits=True)
 
 
 # --------------------------------------------------------------------------------- states and temporaries by a shape

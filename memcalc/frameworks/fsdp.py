@@ -138,6 +138,7 @@ TITAN_2025_11 = like(
     TITAN_2025_09,
     "torchtitan",
     pipeline_keeps_outputs=False,
+    attention_library="cuDNN",  # 6a3a9da95 of 9 October 2025: models/attention.py, sdpa_backends
     compiles_parts=True,  # 2a7a14841 of 29 October 2025: apply_compile of models/llama4, until 5242bdf71 of April 2026
     source="torchtitan e5ef99aab: step(return_outputs=False)",
 )
@@ -149,7 +150,7 @@ TITAN_2025_12 = like(
     source=_TITAN.format("b39377f9f"),
 )
 TITAN_2026_02 = like(TITAN_2025_12, "torchtitan", repeats_keys=False, source=_TITAN.format("ff0829c10"))
-TORCHTITAN = like(
+TITAN_2026_05 = like(
     TITAN_2026_02,
     "torchtitan",
     zero=(3, 2),
@@ -163,6 +164,8 @@ TORCHTITAN = like(
     losses={**LOSSES, "chunked": losses.CHUNKED_HIDDEN},
     source=_TITAN.format("786e26f8e"),
 )
+# 169545712 of 9 June 2026: FlexAttention by default, a kernel that Triton compiles
+TORCHTITAN = like(TITAN_2026_05, "torchtitan", attention_library="FlexAttention", source=_TITAN.format("169545712"))
 
 ERAS = {
     "fsdp2": (("2.4", like(FSDP2, "fsdp2", widths=FLOAT8, float8=TORCHAO)),),
@@ -177,7 +180,8 @@ ERAS = {
         ("2025-11", TITAN_2025_11),
         ("2025-12", TITAN_2025_12),
         ("2026-02", TITAN_2026_02),
-        ("2026-05", TORCHTITAN),
+        ("2026-05", TITAN_2026_05),
+        ("2026-07", TORCHTITAN),
     ),
 }
 

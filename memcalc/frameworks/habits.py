@@ -253,7 +253,7 @@ class Habits:
     cp_kind: str = "ring"
     """How context parallelism exchanges keys and values where nothing is said."""
     attention_library: str = ""
-    """`te`: Transformer Engine picks the attention kernel by the GPU; empty for flash attention where it can be had."""
+    """`te`: Transformer Engine picks the kernel by the GPU; else whose time `flash` takes (empty: FlashAttention)."""
     calls_sdpa: bool = True
     """Classes of models call PyTorch's fused attention by themselves, where they can (Transformers from 4.36)."""
     reduces_as: str = ""

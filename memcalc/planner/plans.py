@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memcalc._version import __version__
 from memcalc.errors import InputError
+from memcalc.frameworks import habits_of
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import axes
 from memcalc.planner.answer import FSDP_1, borrowed_by, hardware_facts, is_deprecated, model_facts, scalar, strategy_of
@@ -303,6 +304,21 @@ def _small_batch(plan: Plan) -> str:
     )
 
 
+def _waits_for_experts(job: PlanJob, plan: Plan) -> str:
+    """What could hide the exchanges of a job's experts, where it spans nodes and none of it was said; else nothing.
+
+    A search takes them as Megatron-LM does by default: a copy for each expert, which its computation waits for.
+    """
+    given = {"moe_dispatcher", "ep_overlap"} & (job.request.given.keys() | job.request.given["fields"].keys())
+    able = "true" in habits_of(plan.strategy.framework).capabilities.ep_overlap.values
+    if given or not (able and job.model.is_moe and plan.gpus > job.node.gpus):
+        return ""
+    return (
+        "tokens travel to experts as Megatron-LM sends them by default; over several nodes --moe-dispatcher deepep "
+        "--ep-overlap can be much faster."
+    )
+
+
 def _unchecked(plans: tuple[Plan, ...]) -> list[str]:
     """Which speeds no published run supports."""
     offloaded = [plan for plan in plans if plan.strategy.offload and not plan.time.validated]
@@ -350,6 +366,7 @@ def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, Sear
     if any(lacks_nvme_swap(plan.strategy) for plan in plans):
         text.append(NO_SWAPPER)
     chosen_batch = "global_batch" in job.request.given or "global_batch" in job.request.choices
+    text += {_waits_for_experts(job, plan) for plan in plans[:1]} - {""}
     empty = [plan for plan in plans[:1] if plan.time.bubble > LONG_BUBBLE * plan.time.step]
     text += [] if chosen_batch else map(_small_batch, empty)
     missing = [gpus for gpus in outcomes if not any(plan.gpus == gpus for plan in plans)]

@@ -203,8 +203,8 @@ class LeftOut(Frozen):
 class Support(Frozen):
     """Published runs of dense models that have one thing in common, whether they were fitted on or not."""
 
-    trait: Literal["gpu", "framework", "adapters"]
-    """The GPU; the framework on its architecture; the frozen base of adapters on it."""
+    trait: Literal["gpu", "framework", "sharding", "adapters"]
+    """The GPU; the framework on its architecture; what shares weights over nodes; the frozen base of adapters on it."""
     name: str
     """Which."""
     runs: int

@@ -68,7 +68,7 @@ def forecast(census: ModelOnGrid, gpu: GPU, node: Node, step: float) -> Forecast
     fixed, peak = grid.fixed, peak_flops(gpu, grid.precisions[0], grid.recipe)
     speed = fixed.global_batch * fixed.seq_len / step / gpus
     needed = model_flops_per_token(census.model, fixed, stacked=grid.habits.stacks_experts)
-    span, basis = span_of(census.model, grid, gpu)
+    span, basis = span_of(census.model, grid, gpu, node)
     mfu, hfu = float(fl.model_flops_utilization(speed, needed, peak)), hardware_flops(census, node) / step / gpus / peak
     return Forecast(
         tokens_per_second_per_gpu=speed,
@@ -150,10 +150,10 @@ def recorded_flops_per_token(model: Model, seq_len: int) -> float:
     return float(fl.step_flops(forward)) / seq_len
 
 
-def span_of(model: Model, grid: Grid, gpu: GPU) -> tuple[Span, str]:
+def span_of(model: Model, grid: Grid, gpu: GPU, node: Node) -> tuple[Span, str]:
     """The range of a job's time and what it stands on; the widest of those that apply."""
     table, kinds = table_for(gpu), kinds_of(model, grid)
-    doubts = doubts_of(table, model, grid, gpu)
+    doubts = doubts_of(table, model, grid, gpu, node)
     named = [table.span_of(kind) for kind in (*kinds, *([OUTSIDE] if doubts else []))]
     doubts = [*(kind for kind in kinds if kind in UNFITTED), *doubts]
     widest = max(named, key=lambda span: span.high - span.low)
@@ -175,10 +175,10 @@ def kinds_of(model: Model, grid: Grid) -> list[str]:
     return [name for name, applies in kinds.items() if applies]
 
 
-def doubts_of(table: StepTimeTable, model: Model, grid: Grid, gpu: GPU) -> list[str]:
+def doubts_of(table: StepTimeTable, model: Model, grid: Grid, gpu: GPU, node: Node) -> list[str]:
     """What too few published runs have that the job has; what was measured on the very GPU counts for it."""
     fixed, layout = grid.fixed, grid.layouts[0]
-    traits = traits_of(grid, gpu)
+    traits = traits_of(grid, gpu, node)
     unmeasured = {trait for trait, name in traits.items() if not table.supports(trait, name)}
     if table.own_runs >= FEWEST:
         unmeasured -= {"gpu", "framework"}
@@ -187,6 +187,7 @@ def doubts_of(table: StepTimeTable, model: Model, grid: Grid, gpu: GPU) -> list[
     doubts = {
         f"too few runs on {gpu.name}": "gpu" in unmeasured,
         traits["framework"]: "framework" in unmeasured,
+        traits.get("sharding", ""): "sharding" in unmeasured,
         _of_adapters(traits): "adapters" in unmeasured,
         "short micro-batches": grid.micro_batches[0] * fixed.seq_len // layout.cp < SHORTEST,
         "recorded modules": model.recording is not None,
@@ -209,11 +210,18 @@ ONE_GPU = ", one GPU"
 """Runs on one GPU tell nothing of jobs on several, which wait for each other; those on several tell of one."""
 
 
-def traits_of(grid: Grid, gpu: GPU) -> dict[str, str]:
-    """What published runs are counted by, of a job."""
-    name = grid.fixed.framework.partition("@")[0]
+def traits_of(grid: Grid, gpu: GPU, node: Node) -> dict[str, str]:
+    """What published runs are counted by, of a job.
+
+    Where ranks of several nodes share the weights, each pass gathers them over the network, unit by unit ahead of its
+    use under FSDP, as modules ask for them under ZeRO-3: runs of one tell nothing of the other.
+    """
+    name, layout = grid.fixed.framework.partition("@")[0], grid.layouts[0]
     loop = f"{SAME_LOOP.get(name, name)} on {gpu.arch.split()[0]}"
-    traits = {"gpu": gpu.name, "framework": loop + ONE_GPU * (grid.layouts[0].gpus == 1)}
+    traits = {"gpu": gpu.name, "framework": loop + ONE_GPU * (layout.gpus == 1)}
+    sharing = layout.dp * layout.cp // layout.dp_replicate
+    if grid.zeros[0] == 3 and sharing > 1 and sharing * layout.tp > node.gpus:
+        traits["sharding"] = f"{'ZeRO-3' if grid.habits.gather == 'live' else 'FSDP'} over nodes"
     return traits if grid.fixed.adapters is None else traits | {"adapters": base_of(gpu, grid.fixed)}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from memcalc import catalog
 from memcalc.errors import MissingError
 from memcalc.grid import column
+from memcalc.terms.moments import kind_of
 from memcalc.terms.settings import COMPILED_BLOCKS
 
 if TYPE_CHECKING:
@@ -196,8 +197,9 @@ def factors_of(gpu: GPU, grid: Grid) -> dict[str, Any]:
     return {
         "window": overlaps(grid),
         "launch": graphs,
+        "call": graphs if grid.fixed.cuda_graphs == "full" else 1.0,  # the graph of an iteration has its collectives
         "wait": graphs * (PADDED if grid.fixed.experts_padded else 1.0),
-        "visit": float(grid.fixed.optimizer_impl == "loop"),
+        "visit": float(grid.fixed.optimizer_impl == "loop" or kind_of(grid).waits),
         "attention": FLASH[flash if gpu.arch.split()[0] == "Hopper" else min(flash, 2)],
     }
 
@@ -241,11 +243,11 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
     engine = "TransformerEngine" if kernels == "te" else "PyTorch"
     dispatcher = grid.fixed.moe_dispatcher
     waits = "Megatron" if grid.habits.overlaps_input_gradients else "PyTorch"
-    library = "cuDNN" if grid.habits.attention_library == "te" else "FlashAttention"
+    library = attention_library(grid)
     return {
         **dict.fromkeys(SINGLE, (ANY,)),
         "matmul": (gpu.name, f"{arch}, {engine}", kernel_arch(gpu), ANY),
-        "attention": (gpu.name, f"{arch}, {library}", kernel_arch(gpu), ANY),
+        "attention": (gpu.name, f"{gpu.name}, {library}", f"{arch}, {library}", kernel_arch(gpu), ANY),
         "attention_half": (ANY,),
         "fixed": ("graph", ANY) if grid.fixed.cuda_graphs == "full" else (ANY,),
         "passes": (kernels,),
@@ -261,6 +263,12 @@ def scopes_of(gpu: GPU, grid: Grid) -> dict[str, tuple[str, ...]]:
         "exchange_call": (dispatcher,),
         "float8": tuple(name for kind in _float8_kind(grid) for name in (f"{kind}, {arch}", kind)),
     }
+
+
+def attention_library(grid: Grid) -> str:
+    """Whose kernel computes fused attention."""
+    usual = grid.habits.attention_library
+    return "cuDNN" if grid.fixed.attention == "cudnn" else "FlashAttention" if usual in ("", "te") else usual
 
 
 def attention_share(seq_len: float | Array, half: float | Array) -> Any:

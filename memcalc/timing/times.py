@@ -137,7 +137,7 @@ def _ahead(work: Work, rates: Rates, device: tuple[Array, Array], again: Array, 
     behind = off.exposed_offload_seconds(forward, device[0] / 3)
     behind = behind + (m - 1) * off.exposed_offload_seconds(host, busy)
     passes = slower(m * busy + behind, m * host)
-    return np.where(work.scaled, passes + slower(optimizer, visits), slower(passes + optimizer, m * host + visits))
+    return np.where(work.awaited, passes + slower(optimizer, visits), slower(passes + optimizer, m * host + visits))
 
 
 def several_processes(work: Work, hardware: Hardware, rates: Rates) -> Times:

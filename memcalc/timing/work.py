@@ -84,9 +84,9 @@ class Work:
     """Traffic of the optimizer step [bytes]."""
     tensors: Array
     """Parameter tensors that the step visits."""
-    scaled: Array
-    """1 where the loss is scaled: the host reads before a step whether it is taken (torch 2.13
-    ``torch/amp/grad_scaler.py``: ``_maybe_opt_step``)."""
+    awaited: Array
+    """1 where the host waits for the passes before it updates: of a scaled loss it reads whether the step is taken
+    (torch 2.13 ``torch/amp/grad_scaler.py``: ``_maybe_opt_step``); others wait after each tensor that they update."""
     alone: Array
     """1 where one process trains, without an engine that shards."""
     pipeline: Pipeline
@@ -105,7 +105,7 @@ def work_of(census: ModelOnGrid, node: Node) -> Work:
         micro_batches=grid.accumulation,
         updated=optimizer_traffic(census),
         tensors=parameter_tensors(census, blocks),
-        scaled=column([name.startswith("fp16-") for name in grid.precisions], "precision"),
+        awaited=column([name.startswith("fp16-") or kind_of(grid).waits for name in grid.precisions], "precision"),
         alone=is_alone(grid),
         pipeline=pipeline(grid),
         weights=grid.stage_counts,

@@ -85,7 +85,7 @@ def support_of(samples: Sequence[Sample]) -> tuple[Support, ...]:
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for sample in samples:
         if sample.kind not in UNFITTED:
-            traits = traits_of(sample.job.grid, sample.job.gpu)
+            traits = traits_of(sample.job.grid, sample.job.gpu, sample.job.node)
             for each in {*traits.items(), ("framework", traits["framework"].removesuffix(ONE_GPU) + ONE_GPU)}:
                 found[each].append(sample.job.source)
     rows = sorted(found.items())
@@ -137,7 +137,7 @@ class Ranges:
     @staticmethod
     def _kind(sample: Sample, table: StepTimeTable) -> str:
         job = sample.job
-        doubts = doubts_of(table, job.model, job.grid, job.gpu)
+        doubts = doubts_of(table, job.model, job.grid, job.gpu, job.node)
         return OUTSIDE if doubts and sample.kind not in UNFITTED else sample.kind
 
     @staticmethod

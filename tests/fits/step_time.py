@@ -56,6 +56,15 @@ class Prior:
 MAMF = "fitted; prior: best matmul measured on the card, stas00/ml-engineering compute/accelerator/README.md"
 CUDNN = "fitted; prior: cuDNN beside FlashAttention-3, arXiv:2407.08608, figures 5 and 6, head size 128"
 FLASH2 = "fitted; prior: FlashAttention-2, arXiv:2307.08691, figure 6 and README"
+FLASH2_BLACKWELL = (
+    "fitted; prior: FlashAttention-2 on a B200, 352 to 362 TFLOP/s at head size 128 (meta-pytorch/tritonbench PR #171) "
+    "and 259 to 346 at 64 (Dao-AILab/flash-attention issue #1589), of 2,250"
+)
+FLEX = (
+    "fitted; prior: FlashAttention-4 reaches 1,418 TFLOP/s forward and 1,209 backward (Dao-AILab/flash-attention PR "
+    "#2280: B200, causal, 8,192 tokens), and is 1.6 to 3.2 and 1.85 to 2.3 times as fast as FlexAttention in Triton "
+    "(pytorch.org, FlexAttention + FlashAttention-4)"
+)
 DEQUANTISED = (
     "fitted; prior: between a profile of Llama 3 8B on an L40S (kDequantizeBlockwise, 59.8 ms a micro-batch for 3 x "
     "6.98e9 weights of 2.56 bytes: all of the bandwidth) and fixed costs of A100 runs"
@@ -78,8 +87,10 @@ PRIORS = (
     Prior("attention", "Ampere", 0.58, 0.15, "-", FLASH2),
     Prior("attention", "Hopper", 0.34, 0.15, "-", FLASH2),
     Prior("attention", "Hopper, cuDNN", 0.52, 0.1, "-", CUDNN),
-    Prior("attention", "h100-96g", 0.34, 0.15, "-"),
-    Prior("attention", "Blackwell", 0.40, 0.3, "-"),
+    Prior("attention", "h100-96g, FlashAttention", 0.34, 0.15, "-"),
+    Prior("attention", "h100-96g, cuDNN", 0.46, 0.15, "-", CUDNN),
+    Prior("attention", "Blackwell", 0.155, 0.15, "-", FLASH2_BLACKWELL),
+    Prior("attention", "Blackwell, FlexAttention", 0.26, 0.2, "-", FLEX),
     Prior("attention", "Blackwell, cuDNN", 0.50, 0.15, "-"),
     Prior("attention", "CDNA3", 0.25, 0.3, "-"),
     Prior("attention_half", "any", 300, 0.3, "tokens"),

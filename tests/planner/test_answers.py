@@ -213,3 +213,21 @@ def test_an_encoder_of_text_says_that_it_predicts_no_words() -> None:
     assert memcalc.estimate(model="bert-base", gpu="a100-40g").assumptions["head"].startswith("none")
     for name in ("gpt2", "t5-small", "vit-base-16", "clip-vit-b-32"):
         assert "head" not in memcalc.estimate(model=name, gpu="a100-40g").assumptions
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({}, True),
+        ({"gpus": 8}, False),
+        ({"moe_dispatcher": "deepep", "ep_overlap": True}, False),
+        ({"framework": "fsdp2", "zero": 3, "recompute": "full"}, False),
+        ({"model": "llama-3.2-1b"}, False),
+    ],
+)
+def test_a_search_says_which_options_could_hide_the_exchanges_of_experts(words: dict, said: bool) -> None:
+    """DeepSeek-V3's published speed on 2,048 H800 needs both; a search takes Megatron-LM's defaults."""
+    pinned = {"tp": 1, "pp": 1, "cp": 1, "zero": 1, "micro_batch": 1, "recompute": "none"}
+    job = {"model": "olmoe-1b-7b", "gpu": "h100", "gpus": 16, "framework": "megatron", "seq_len": 4096, "top": 1}
+    warnings = memcalc.plan(**job | pinned | {"global_batch": 64} | words).warnings
+    assert any("--moe-dispatcher deepep --ep-overlap" in text for text in warnings) == said

@@ -111,6 +111,37 @@ def test_each_generation_of_flash_attention_has_its_rate() -> None:
 
 
 @pytest.mark.parametrize(
+    ("era", "gpu", "alike"), [("2025-09", "h100", "flash"), ("2025-11", "h100", "cudnn"), ("2026-05", "b200", "cudnn")]
+)
+def test_attention_takes_the_time_of_the_kernel_that_computes_it(era: str, gpu: str, alike: str) -> None:
+    """Since October 2025 torchtitan asks for cuDNN's first (6a3a9da95), whatever the memory of a kernel is called."""
+    attention = {
+        (framework, kernel): float(np.max(rates_for(one.job.gpu, one.grid).attention))
+        for framework, kernel in (("fsdp2", "flash"), ("fsdp2", "cudnn"), (f"torchtitan@{era}", "flash"))
+        for one in [single(LLAMA, gpu=gpu, framework=framework, zero=3, attention=kernel)]
+    }
+    assert attention["fsdp2", "cudnn"] > attention["fsdp2", "flash"]
+    assert attention[f"torchtitan@{era}", "flash"] == attention["fsdp2", alike]
+
+
+def test_attention_on_blackwell_is_cudnn_s_then_flexattention_s_then_flashattention_2_s() -> None:
+    """FlashAttention 2 reaches 362 TFLOP/s on a B200 (tritonbench PR #171), of the peak of 2,250.
+
+    FlexAttention's kernel, torchtitan's since June 2026, has half of FlashAttention 4's 1,300, and cuDNN more.
+    """
+    flash, cudnn, flex = (
+        float(np.max(rates_for(one.job.gpu, one.grid).attention))
+        for words in (
+            {"framework": "fsdp2", "attention": "flash"},
+            {"framework": "fsdp2", "attention": "cudnn"},
+            {"framework": "torchtitan@2026-07", "attention": "flash"},
+        )
+        for one in [single(LLAMA, gpu="b200", zero=3, seq_len=16384, **words)]
+    )
+    assert flash < 1.1 * 362 / 2250 < flex < cudnn < 1300 / 2250
+
+
+@pytest.mark.parametrize(
     ("gpu", "best"), [("rtx-4090", 164.81e12), ("rtx-3090", 76.58e12), ("l40s", 269.15e12), ("a10", 56e12)]
 )
 def test_products_of_a_card_are_near_the_best_that_was_measured_and_not_above(gpu: str, best: float) -> None:
@@ -174,6 +205,24 @@ def test_a_scaled_loss_makes_the_host_wait_before_the_update() -> None:
     plain, scaled = (times(job, precision=name, rates=rates) for name in ("bf16-autocast", "fp16-autocast"))
     assert plain["host"] == pytest.approx(0, abs=1e-9)
     assert scaled["host"] == pytest.approx(10e-3 - scaled["optimizer"])
+
+
+def test_collectives_of_a_graph_are_not_called_by_the_host() -> None:
+    """A graph of the whole iteration launches them; one of attention and router leaves them to Python."""
+    of = {name: single(EXPERTS, cuda_graphs=name) for name in ("none", "partial", "full")}
+    none, partial, full = (float(np.max(rates_for(one.job.gpu, one.grid).call)) for one in of.values())
+    assert full < none / 5 < none == partial
+
+
+def test_bitsandbytes_updates_one_tensor_after_the_other_and_waits_for_each() -> None:
+    """``Optimizer8bit.step`` (95f9af3) synchronizes in its loop: no update is beside a kernel of backward."""
+    rates = NO_HOST | {"visit": 10e-3 / 1e-12 / total(work(ALONE).tensors)}
+    fused, one_by_one = (times(ALONE, optimizer=name, rates=rates) for name in ("adamw", "adamw-8bit"))
+    assert fused["host"] == pytest.approx(0, abs=1e-9)
+    assert one_by_one["host"] == pytest.approx(10e-3 - one_by_one["optimizer"])
+    of = {name: single(ALONE, optimizer=name, optimizer_impl="fused") for name in ("adamw", "paged-adamw-8bit", "lion")}
+    visits = {name: float(np.max(rates_for(one.job.gpu, one.grid).visit)) for name, one in of.items()}
+    assert visits["adamw"] == 0 < visits["paged-adamw-8bit"] == visits["lion"]
 
 
 def test_selective_checkpoints_pass_a_mode_of_python_and_compiled_ones_none() -> None:
