@@ -386,3 +386,13 @@ def options_of(reader: ConfigReader, key: str) -> dict[str, Any]:
         raise reader.error(key, value, "must be a table")
     booleans = {"true": True, "false": False}  # a flag's values are texts
     return {name: booleans.get(str(option).lower(), option) for name, option in (value or {}).items()}
+
+
+def set_prepared(reader: ConfigReader) -> None:
+    """What PEFT casts to fp32 over a quantised base, of which axolotl casts norms and ends back (loaders/model.py)."""
+    bits = next((key for key in ("load_in_4bit", "load_in_8bit") if reader.flag(key)), "")
+    others = ("quantize_moe_experts", "trust_remote_code", "llama4_linearized_experts")  # none may be stacked, 16-bit
+    if bits and not any(reader.flag(key) for key in others):
+        reader.set("strategy.kbit_experts", True, bits)
+    if bits and not (reader.flag("embeddings_skip_upcast") and bits == "load_in_4bit"):
+        reader.set("strategy.kbit_passing", True, bits)
