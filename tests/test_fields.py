@@ -340,6 +340,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "quantize_experts": ("stacks", True), "frozen_fp32": ("adapters", True),
         "lora_classes": ("megatron", "swift", {"lora": "16:qkv,o"}),
         "prepare_kbit": ("nf4", True), "kbit_ends": ("nf4", True, {"prepare_kbit": True}), "bnb": ("nf4", "0.42"),
+        "kbit_experts": ("stacks", True),
         "wide_embedding_moments": ("8-bit", True),
         "sgd_weight_decay": ("sgd", True), "tiled_loss": ("llama", True, {"loss": "fused-linear"}),
         "galore_rank": ("galore", 64), "galore_targets": ("galore", ("q",)), "bucket_view": ("ddp", True),
@@ -442,6 +443,7 @@ BY_WORDS: dict[str, tuple[str, dict[str, Any]]] = {
 BESIDE: dict[str, tuple[str, Any]] = {
     "eval_micro_batch": ("hf", 2), "eval_batches_kept": ("hf", 2), "eval_new_tokens": ("hf", 2),
     "state_dict": ("llama", "full-on-gpu"), "loading": ("llama", "rank-0"), "resumes": ("llama", True),
+    "kbit_passing": ("nf4", True),
 }  # fmt: skip
 """Shared settings that move what a job does beside its steps, and nothing of a step."""
 CHOICES = {

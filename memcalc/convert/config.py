@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 from memcalc.catalog import read_toml
-from memcalc.convert.document import Document, KeyPath
+from memcalc.convert.document import Document, KeyPath, parse_document
 from memcalc.errors import InputError, nearest, shown
 from memcalc.specs.options import FIELDS, WORDS, options_of
 from memcalc.specs.posttraining import RlInputs
@@ -23,6 +26,31 @@ OPTION_NAMES = frozenset({*WORDS, *FIELDS, *JOB_KEYS})
 _OFF: tuple[Any, ...] = (None, False, 0, "", "none", "no", "off", [], {})
 """Values that turn nothing on."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+COMMITS = {"axolotl": "axolotl 067b021c8", "llamafactory": "LLaMA-Factory ff6d4d12e", "trl": "TRL f2cd57710"}
+"""By format: whose folder it is, and the commit at which it was read."""
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return read_toml(files("memcalc.convert") / "shipped.toml")
+
+
+def shipped(form: str, path: str) -> Document | None:
+    """The config that a framework ships under a path, or one that ends in it; None where it ships none.
+
+    >>> shipped("llamafactory", "/app/examples/deepspeed/ds_z3_config.json").data["zero_optimization"]["stage"]
+    3
+    >>> shipped("trainer", "examples/deepspeed/ds_z3_config.json") is None
+    True
+    """
+    if form not in COMMITS:
+        return None
+    for name, data in _tables()[form].items():
+        if f"/{path}".endswith(f"/{name}"):
+            return parse_document(Path(path), json.dumps(data), "json")
+    return None
 
 
 @dataclass(frozen=True)
@@ -184,6 +212,19 @@ class ConfigReader:
         if not isinstance(value, dict):
             raise self.error(key, value, "must be a table")
         return value
+
+    def options(self, key: str) -> dict[str, Any]:
+        """A table, which flags have as JSON, its values as texts."""
+        value = self.raw(key)
+        if isinstance(value, str) and value.strip().startswith("{"):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise self.error(key, value, "must be JSON") from None
+        if value is not None and not isinstance(value, dict):
+            raise self.error(key, value, "must be a table")
+        booleans = {"true": True, "false": False}
+        return {name: booleans.get(str(option).lower(), option) for name, option in (value or {}).items()}
 
     def items(self, key: str) -> list[Any]:
         """A list; a single value, or a text with commas or blanks, is one too."""

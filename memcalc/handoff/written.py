@@ -257,7 +257,9 @@ def _moved(plan: Plan | Estimate, estimate: Estimate, runs: Estimate, form: Form
     other = ", ".join(f"{name.replace('_', '-')} {after[name]}" for name in after if after[name] != before[name])
     text = f"{form.title}: what runs has {other}, and takes {runs.peak.device / GIB:.2f} GiB per GPU, not the planned "
     text += f"{now / GIB:.2f}"
-    if runs.verdict == "does-not-fit":
-        raise CombinationError("to", form.title, f"{text}, which does not fit")
     again = "" if plan.job.query.get("to") == form.name else f"; --to {form.name} plans what runs"
+    if after["kbit_experts"] and not before["kbit_experts"]:
+        again = "; --set strategy.kbit_experts=true plans what runs"
+    if runs.verdict == "does-not-fit":
+        raise CombinationError("to", form.title, f"{text}, which does not fit{again}")
     yield f"{text} ({runs.verdict}){again}."

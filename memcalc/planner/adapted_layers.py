@@ -262,6 +262,7 @@ def adapter_warnings(request: Request, model: Model) -> Iterator[str]:
         return
     if habits.packed_weights:
         return
+    yield from _left_wide(request, model)
     if {*targets_in(request, lora, model, habits)} & {*ON_STACKS}:
         yield (
             f"PEFT ({_peft(request)} is taken) folds adapters of stacked experts into new weights of all experts of a "
@@ -277,6 +278,24 @@ def adapter_warnings(request: Request, model: Model) -> Iterator[str]:
         yield (
             f"the experts of {model.name} are stacked parameters, as since Transformers 5.0, and hold no adapter; "
             "--framework hf@4.49 counts a layer for each expert."
+        )
+
+
+def _left_wide(request: Request, model: Model) -> Iterator[str]:
+    """A sentence where bitsandbytes leaves what most of the weights are."""
+    fields, quantize = request.given["fields"], str(request.given.get("quantize", "none"))
+    if not quantize.startswith(("nf4", "int8")) or fields.get("quantize_experts"):
+        return
+    left = f"the experts of {model.name} are stacked parameters, which bitsandbytes does not quantize: they are"
+    if fields.get("kbit_experts"):
+        yield (
+            f"{left} cast to fp32 (PEFT's prepare_model_for_kbit_training), and what their products keep is counted "
+            "in 16 bits; axolotl's quantize_moe_experts: true (--set strategy.quantize_experts=true) quantizes them."
+        )
+    else:
+        yield (
+            f"{left} counted in 16 bits; where PEFT's prepare_model_for_kbit_training runs, they take 32: "
+            "--set strategy.kbit_experts=true."
         )
 
 

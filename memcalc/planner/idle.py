@@ -87,6 +87,10 @@ def refuse_lacking(request: Request, habits: Habits) -> None:
         raise CombinationError("strategy.prepare_kbit", True, "norms are cast over a quantized base: needs --quantize")
     if fields.get("kbit_ends") and not fields.get("prepare_kbit"):
         raise CombinationError("strategy.kbit_ends", True, "norms are cast first: needs strategy.prepare_kbit")
+    for name in ("kbit_experts", "kbit_passing"):
+        if fields.get(name) and not quantized.startswith(("nf4", "int8")):
+            allowed = "PEFT prepares a base of bitsandbytes: needs --quantize nf4, nf4-dq or int8"
+            raise CombinationError(f"strategy.{name}", True, allowed)
     if fields.get("quantize_experts"):
         _check_experts(request, habits, quantized)
     mixed = str(request.given.get("precision") or "mixed").endswith("mixed")

@@ -41,7 +41,7 @@ def occasions_of(census: ModelOnGrid, overhead: Overhead, node: Node) -> tuple[O
 def asked_for(fixed: SharedSettings) -> dict[str, str]:
     """What a job is told to do beside its steps: by occasion the field that says so."""
     fields = {
-        "loading": ("strategy.loading", fixed.loading),
+        "loading": ("strategy.loading", fixed.loading or fixed.kbit_passing),
         "resuming": ("workload.resumes", fixed.resumes),
         "evaluation": ("workload.eval_micro_batch", fixed.eval_micro_batch),
         "generation": ("workload.eval_new_tokens", fixed.eval_new_tokens),

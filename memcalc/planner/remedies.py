@@ -72,8 +72,10 @@ def instead_of_slow(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...], sh
         return
     search, least = Search(job, first.gpus, record), FASTER * first.time.tokens_per_second_per_gpu
     changes = [*search.free, *([_together(search.free)] if len(search.free) > 1 else [])]
-    found = ((made, plan) for change in changes for made, plan in search.plans(change) if plan.peaks.verdict == "fits")
-    yield from (search.answer(*each) for each in found if each[1].candidate.tokens_per_second_per_gpu >= least)
+    fitting = (
+        (made, plan) for change in changes for made, plan in search.plans(change) if plan.peaks.verdict == "fits"
+    )
+    yield from (search.answer(*each) for each in fitting if each[1].candidate.tokens_per_second_per_gpu >= least)
 
 
 def in_another_framework(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -> Iterator[Nearest]:

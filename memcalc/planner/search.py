@@ -196,15 +196,15 @@ def _bounded(space: ModelOnGrid, gpu: GPU) -> Iterator[ModelOnGrid]:
 
 def _on(grid: Grid, counts: set[int]) -> Iterator[Grid]:
     """A grid with its layouts of some numbers of GPUs alone."""
-    places = [place for place, layout in enumerate(grid.layouts) if layout.gpus in counts]
+    places = [at for at, layout in enumerate(grid.layouts) if layout.gpus in counts]
     if places:
         yield _at(grid, places)
 
 
 def _at(grid: Grid, places: list[int], micro_batches: int | None = None) -> Grid:
     """A grid with the layouts at some places alone, and so many of its micro-batches."""
-    rows, fewer = tuple(grid.rows[place] for place in places), grid.micro_batches[:micro_batches]
-    alone = grid.with_layouts(tuple(grid.layouts[place] for place in places))
+    rows, fewer = tuple(grid.rows[at] for at in places), grid.micro_batches[:micro_batches]
+    alone = grid.with_layouts(tuple(grid.layouts[at] for at in places))
     return replace(alone, stages_looked_at=rows, micro_batches=fewer)
 
 
@@ -292,8 +292,8 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
 def _alike(grid: Grid) -> Iterator[Grid]:
     classes = FINE_ROWS if grid.size > LARGE else ROWS
     by_rows: dict[int, list[int]] = {}
-    for place, stages in enumerate(grid.rows):
-        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(place)
+    for at, stages in enumerate(grid.rows):
+        by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(at)
     for places in by_rows.values():
         yield _at(grid, places)
 

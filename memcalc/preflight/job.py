@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import api
-from memcalc.convert.config import JOB_KEYS, Config, Finding, Reference, Setting, Severity
+from memcalc.convert.config import COMMITS, JOB_KEYS, Config, Finding, Reference, Setting, Severity, shipped
 from memcalc.convert.document import Document, inside, overlay, parse_document, read_document
 from memcalc.convert.formats import get_format, recognise
-from memcalc.convert.formats.base import COMMITS, read_config, shipped
+from memcalc.convert.formats.base import read_config
 from memcalc.convert.formats.fsdp2 import MARKER
 from memcalc.errors import (
     FileError,

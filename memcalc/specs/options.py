@@ -204,6 +204,11 @@ class SharedSettings(Strategy):
         Option("Who reads the weights on its host: every rank, or rank 0 of all (``cpu_ram_efficient_loading``). The "
             "framework's default where empty, without counting for the verdict."),
     ] = ""
+    kbit_passing: Annotated[
+        bool,
+        Option("Embedding and head are fp32 while a quantized base is prepared, then 16 bits again (axolotl): loading "
+            "counts for the verdict.", needs_lora=True),
+    ] = False
     resumes: Annotated[
         bool,
         Option("The job resumes from a checkpoint: reading its states counts for the verdict.",

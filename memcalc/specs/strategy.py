@@ -322,10 +322,11 @@ class Strategy(Frozen):
         bool, Option("Stacked experts are quantized too, and made whole in each forward (axolotl).", needs_lora=True)
     ] = False
     frozen_fp32: Annotated[bool, Option("Frozen weights stay in fp32 under FSDP.", needs_lora=True)] = False
-    prepare_kbit: Annotated[
-        bool, Option("Norms are cast to fp32 over a quantized base, and with them the residual stream (PEFT, TRL).",
-            needs_lora=True)] = False
+    prepare_kbit: Annotated[bool,
+        Option("Norms and the residual stream are fp32 over a quantized base (PEFT, TRL).", needs_lora=True)] = False
     kbit_ends: Annotated[bool, Option("prepare_kbit casts embedding and head too (PEFT).", needs_lora=True)] = False
+    kbit_experts: Annotated[bool,
+        Option("Stacked experts are fp32 where the rest of the base is quantized (PEFT).", needs_lora=True)] = False
     tiled_loss: Annotated[bool, Option("fused-linear is TRL's loss in tiles, since its 1.15; else Liger's.")] = False
     sgd_weight_decay: Annotated[
         bool, Option("SGD has a weight decay, which PyTorch adds to a copy of all gradients, or of one after another.")

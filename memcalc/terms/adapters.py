@@ -323,8 +323,16 @@ class Base:
     def blocks(self) -> tuple[Array, ...]:
         """Bytes of one block of each group, the scales of quantised weights left out."""
         pairs = zip(self.census.block_dense, self.census.block_experts, strict=True)
-        results = [(self._quantised(i), dense + experts) for i, (dense, experts) in enumerate(pairs)]
-        return tuple(q.payload + self.width * (elements - q.elements) for q, elements in results)
+        results = [(self._quantised(i), dense + experts, experts) for i, (dense, experts) in enumerate(pairs)]
+        more = self._width_of_stacks - self.width
+        return tuple(q.payload + self.width * (n - q.elements) + more * experts for q, n, experts in results)
+
+    @cached_property
+    def _width_of_stacks(self) -> Array:
+        """Bytes of a weight of experts in one parameter, which bitsandbytes leaves and PEFT casts to fp32."""
+        fixed, width = self.grid.fixed, self.width
+        casts = fixed.kbit_experts and not fixed.quantize_experts and self.grid.habits.stacks_experts
+        return np.maximum(width, 4) if casts else width
 
     @cached_property
     def root(self) -> Array:

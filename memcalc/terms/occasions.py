@@ -22,6 +22,7 @@ from memcalc.formulas.optimizer_states import shard
 from memcalc.frameworks.habits import EVALUATION_BATCH, READS, WRITES
 from memcalc.ledger import PHASES, Ledger, Term, add_up
 from memcalc.terms.activations import groups_of, largest
+from memcalc.terms.adapters import ADAPTERS
 from memcalc.terms.build import build_ledger
 from memcalc.terms.every_k_blocks import INVENTORY
 from memcalc.terms.head import loss_of, over_vocabularies
@@ -108,6 +109,7 @@ def largest_unit(census: ModelOnGrid) -> Array:
 
 
 QUANTISED = "transformers 5.23 core_model_loading.py; bitsandbytes nn/modules.py: Params4bit._quantize on the GPU"
+CAST = "axolotl 067b021c8 loaders/model.py: _configure_embedding_dtypes, to fp32 and back"
 FSDP1 = "torch 2.13 distributed/fsdp/_state_dict_utils.py: _full_pre_state_dict_hook, _full_post_state_dict_hook"
 FSDP2 = "torch 2.13 distributed/_state_dict_utils.py: _gather_state_dict, tensor by tensor"
 SENT = "Accelerate 1.15 utils/fsdp_utils.py: fsdp2_load_full_state_dict, tensor by tensor"
@@ -142,9 +144,7 @@ def _loading(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None
     total = np.sum(whole_weights(census, ledger, off_gpu_terms(census)))
     source, sharded = READS.get(name, READS["hf"]), weights_are_sharded(census)
     if grid.fixed.quantize != "none":
-        title, tensor = "one 16-bit tensor before it is quantised", 2 * census.largest_tensor
-        terms = [*weights, Term("parameters", title, tensor, (), "2 · P_tensor", QUANTISED)]
-        return Occasion("loading", "weights quantised as they are loaded", tuple(terms), certain=bool(reader))
+        return _loading_narrow(census, weights)
     alone = reader == "rank-0" or (name == "deepspeed" and sharded and not reader)
     copies = 1 if alone else ranks
     title = "weights as they are read, a copy of each rank" if copies > 1 else "weights as they are read"
@@ -162,6 +162,20 @@ def _loading(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None
         return Occasion("loading", "weights sent by rank 0 and sharded", (*weights, unit, host), certain=bool(reader))
     unit = Term("buffers", "one whole unit before it is sharded", width * largest_unit(census), (), "w · P_unit", FSDP1)
     return Occasion("loading", "weights loaded on the host and sharded", (*weights, unit, host), certain=bool(reader))
+
+
+def _loading_narrow(census: ModelOnGrid, weights: list[Term]) -> Occasion:
+    """Weights quantised as they come, then cast: each tensor lies in 16 bits beside what is made of it."""
+    fixed, inputs = census.grid.fixed, {"P_root": census.root}
+    base = [term for term in weights if term.source != ADAPTERS]  # these are added to what is prepared
+    passing = fixed.kbit_passing and not fixed.kbit_ends
+    title = "one 16-bit tensor before it is quantised"
+    if passing:
+        title += " or cast"
+        base.append(Term("parameters", "embedding and head, in fp32", 2 * census.root, (), "2 · P_root", CAST, inputs))
+    base.append(Term("parameters", title, 2 * census.largest_tensor, (), "2 · P_tensor", QUANTISED))
+    certain = bool(fixed.loading) or passing
+    return Occasion("loading", "weights quantised as they are loaded", tuple(base), certain=certain)
 
 
 def _resuming(census: ModelOnGrid, ledger: Ledger, ranks: int) -> Occasion | None:

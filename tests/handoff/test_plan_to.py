@@ -215,6 +215,19 @@ def test_a_plan_for_axolotl_is_of_what_axolotl_sets_by_itself() -> None:
         assert not [note for note in done.notes if "what runs has" in note]
 
 
+def test_a_mixture_whose_experts_axolotl_leaves_in_fp32_names_the_setting_that_plans_it() -> None:
+    words: dict[str, Any] = {"model": "qwen1.5-moe-a2.7b", "gpu": "h200", "gpus": 1, "framework": "hf", "seq_len": 1024}
+    words |= {"lora": "16:q,v", "quantize": "nf4-dq", "precision": "bf16", "autocast": True, "recompute": "full"}
+    told, untold = (
+        write_plan(
+            memcalc.estimate(**words, settings={"strategy.expandable_segments": True, **more}), "axolotl", None, ()
+        )
+        for more in ({"strategy.kbit_experts": True, "strategy.kbit_passing": True}, {})
+    )
+    assert "; --set strategy.kbit_experts=true plans what runs." in " ".join(untold.notes)
+    assert "what runs" not in " ".join(told.notes)
+
+
 @pytest.mark.slow
 def test_a_config_that_runs_otherwise_than_planned_names_what_plans_it() -> None:
     words: dict[str, Any] = {"model": "gpt-oss-20b", "gpu": "h100", "gpus": 8}  # FSDP 2's script has no experts

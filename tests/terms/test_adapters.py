@@ -118,6 +118,28 @@ def test_a_quantised_base_keeps_its_stacked_experts_in_16_bits() -> None:
     assert looped < 0.35 * experts
 
 
+def test_peft_casts_stacked_experts_that_nothing_quantises() -> None:
+    """The function itself on a mixture in 16 bits, and Qwen3-30B-A3B's experts, which are most of its weights."""
+    peft = pytest.importorskip("peft")
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 8, "num_experts": 4, "vocab_size": 16}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4}
+    few = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads)).bfloat16()
+    prepared = peft.prepare_model_for_kbit_training(few, use_gradient_checkpointing=False)
+    widths = {p.element_size() for n, p in prepared.named_parameters() if "experts" in n and p.ndim == 3}
+    assert widths == {4}
+    job: dict[str, Any] = {"model": "qwen3-30b-a3b", "gpu": "b200", "gpus": 1, "lora": "8:q,v", "framework": "hf"}
+    narrow, wide = (
+        memcalc.estimate(**job, quantize="nf4", settings={"strategy.kbit_experts": value}) for value in (False, True)
+    )
+    assert wide.components.parameters - narrow.components.parameters == 2 * 48 * 128 * EXPERT
+    assert any("they take 32" in text for text in narrow.warnings)
+    assert any("cast to fp32" in text for text in wide.warnings)
+    with pytest.raises(CombinationError, match="needs --quantize nf4, nf4-dq or int8"):
+        memcalc.estimate(**job, settings={"strategy.kbit_experts": True})
+
+
 def of_qwen(**words: Any) -> Estimate:
     """Return an estimate of Qwen3-30B-A3B, whose experts axolotl quantises as it loads them."""
     job = {

@@ -173,6 +173,29 @@ def test_quantising_on_load_has_one_wide_tensor_beside_the_narrow_ones() -> None
     assert parts["one 16-bit tensor before it is quantised"] == 2 * TABLE
 
 
+def test_axolotl_casts_embedding_and_head_to_fp32_while_it_prepares_a_quantised_base() -> None:
+    """loaders/model.py of 067b021c8: _convert_embedding_modules_dtype, module by module, before there are adapters."""
+    words = {"framework": "hf", "gpus": 1, "precision": "bf16", "lora": "16", "quantize": "nf4"}
+    loaded = occasion("loading", **words, settings={"strategy.kbit_passing": True})
+    parts = gpu_parts(loaded)
+    blocks = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
+    ends = 2 * TABLE + 4096
+    assert loaded.certain
+    assert "adapters" not in parts
+    assert loaded.allocated == pytest.approx(blocks * (1 / 2 + 4 / 64) + 4 * ends + 2 * TABLE, rel=1e-3)
+    assert parts["embedding and head, in fp32"] == 2 * ends
+
+
+def test_a_base_that_cannot_be_prepared_does_not_fit() -> None:
+    """Tables of 248,320 by 5,120: in fp32, with the last one in 16 bits beside it, more than a step takes for them."""
+    words: dict[str, Any] = {"model": "qwen3.5-27b", "gpu": "rtx-3090", "gpus": 1, "framework": "hf", "images": 0}
+    words |= {"lora": "4:q,v", "quantize": "nf4-dq", "recompute": "full", "loss": "fused-linear", "seq_len": 256}
+    plain, passing = (memcalc.estimate(**words, settings={"strategy.kbit_passing": value}) for value in (False, True))
+    assert plain.peak == passing.peak
+    assert (plain.verdict, passing.verdict) == ("fits", "does-not-fit")
+    assert passing.reason == "loading does not fit"
+
+
 def test_terms_of_a_step_are_none_of_a_rest() -> None:
     """What stays between steps is weights and states: no gradient of FSDP, one buffer of Megatron-LM's."""
     rest = gpu_parts(occasion("saving", framework="fsdp2", zero=3))

@@ -21,6 +21,7 @@ from memcalc.convert.formats.tuning import (
     set_kernel,
     set_lora,
     set_optimizer,
+    set_prepared,
     set_stored,
 )
 from memcalc.convert.objectives import refuse_task
@@ -55,6 +56,8 @@ def read(document: Document) -> Config:
     adapter = _adapter(reader)
     _precision(reader, adapter)
     sharded = _engine(reader)
+    if adapter and not sharded:  # FSDP and ZeRO-3 prepare nothing
+        set_prepared(reader)
     _checkpointing(reader, adapter)
     _attention(reader, adapter, sharded)
     _kernels(reader, adapter)
@@ -379,8 +382,8 @@ def _recognise(document: Document) -> bool:
 
 FORMAT = Format(
     "axolotl", "axolotl YAML", "axolotl 0.18", _recognise, read, write, kind="yaml", filename="config.yaml",
-    decided=(*ACCELERATED, "expandable_segments", "wide_embedding_moments"), launched=True,
-    adds={
+    decided=(*ACCELERATED, "expandable_segments", "wide_embedding_moments", "kbit_experts", "kbit_passing"),
+    launched=True, adds={
         "loss": ("chunked",), "optimizer": ("muon",), "parallel": ("tp", "cp"), "zero": ("2",),
         "offload": ("activations", "params,activations", "optimizer,params,activations"),
     },

@@ -7,16 +7,14 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
 from memcalc.convert.config import Config, Finding
-from memcalc.convert.document import Document, KeyPath, Kind, Span, parse_document, write_yaml
+from memcalc.convert.document import Document, KeyPath, Kind, Span, write_yaml
 from memcalc.convert.objectives import refuse_trainer
 from memcalc.errors import CombinationError, FileError, UnknownFormatError, UnknownNameError, cut
 from memcalc.files import document_text
@@ -28,31 +26,6 @@ if TYPE_CHECKING:
     from memcalc.formulas.images import Seen
     from memcalc.results.estimates import Estimate
     from memcalc.specs.model import Model
-
-
-COMMITS = {"axolotl": "axolotl 067b021c8", "llamafactory": "LLaMA-Factory ff6d4d12e", "trl": "TRL f2cd57710"}
-"""By format: whose folder it is, and the commit at which it was read."""
-
-
-@cache
-def _tables() -> dict[str, Any]:
-    return catalog.read_toml(files("memcalc.convert") / "shipped.toml")
-
-
-def shipped(form: str, path: str) -> Document | None:
-    """The config that a framework ships under a path, or one that ends in it; None where it ships none.
-
-    >>> shipped("llamafactory", "/app/examples/deepspeed/ds_z3_config.json").data["zero_optimization"]["stage"]
-    3
-    >>> shipped("trainer", "examples/deepspeed/ds_z3_config.json") is None
-    True
-    """
-    if form not in COMMITS:
-        return None
-    for name, data in _tables()[form].items():
-        if f"/{path}".endswith(f"/{name}"):
-            return parse_document(Path(path), json.dumps(data), "json")
-    return None
 
 
 @dataclass(frozen=True)

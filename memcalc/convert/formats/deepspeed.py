@@ -230,11 +230,13 @@ def _precision_fields(job: ConfigJob) -> dict[str, Any]:
     dtype, _, kind = job.strategy.precision.partition("-")
     if job.strategy.precision == "fp32":
         return {"bf16.enabled": False}
+    over = kind == "autocast" or job.strategy.autocast
+    name = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+    autocast = {"torch_autocast.enabled": True, "torch_autocast.dtype": name} if over else {}
     if kind == "autocast":
-        return {"torch_autocast.enabled": True, "torch_autocast.dtype": {"bf16": "bfloat16", "fp16": "float16"}[dtype]}
-    if kind == "mixed":
-        return {f"{dtype}.enabled": True}
-    return {"bf16.enabled": True, "bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}
+        return autocast
+    narrow = {} if kind else {"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}
+    return {f"{dtype}.enabled": True, **narrow, **autocast}
 
 
 FORMAT = Format(

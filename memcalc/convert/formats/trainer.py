@@ -32,7 +32,6 @@ from memcalc.convert.formats.tuning import (
     LIGER_KERNELS,
     ask_for_launcher,
     ask_for_rows,
-    options_of,
     parameters_of,
     refer_to_accelerate,
     set_dora,
@@ -140,7 +139,7 @@ def _checkpoints(reader: ConfigReader, trl: bool) -> None:
     new = reader.has("activation_checkpointing")
     key = "activation_checkpointing" if new else "gradient_checkpointing"
     on = reader.flag(key, trl and not reader.flag("no_gradient_checkpointing"))
-    kwargs = options_of(reader, f"{key}_kwargs")
+    kwargs = reader.options(f"{key}_kwargs")
     reader.harmless("activation_checkpointing", "activation_checkpointing_kwargs.", "activation_checkpointing_kwargs")
     reader.harmless("gradient_checkpointing", "gradient_checkpointing_kwargs.", "gradient_checkpointing_kwargs")
     interval = _every(reader, f"{key}_kwargs.every_n_layers", kwargs.get("every_n_layers", 1))
@@ -171,7 +170,7 @@ def _compile(reader: ConfigReader) -> None:
 
 def _kernels(reader: ConfigReader, trl: bool) -> None:
     """Liger's kernels, by default with the loss that makes no logits; TRL's trainer makes none in any case."""
-    table = options_of(reader, "liger_kernel_config")
+    table = reader.options("liger_kernel_config")
     reader.harmless("liger_kernel_config.", "liger_kernel_config")
     named = "use_liger" if reader.has("use_liger") else "use_liger_kernel"  # as TRL's ModelConfig had it
     on = reader.flag(named)
@@ -209,7 +208,7 @@ def _fsdp(reader: ConfigReader) -> None:
     if isinstance(table, str) and not table.strip().startswith("{"):
         reader.refer("fsdp_config", "fsdp_config", path=table)
     elif isinstance(table, str):
-        inner = Document(reader.document.path, "json", table, options_of(reader, "fsdp_config"))
+        inner = Document(reader.document.path, "json", table, reader.options("fsdp_config"))
         reader.refer("fsdp_config", "fsdp_config", document=inner)
     else:
         version = fsdp_version(reader, "fsdp_config", 2)
@@ -231,7 +230,7 @@ def _deepspeed(reader: ConfigReader) -> None:
     if isinstance(value, str) and not value.strip().startswith("{"):
         reader.refer("deepspeed", "deepspeed", path=value)
         return
-    data = {**reader.document.data, "deepspeed": options_of(reader, "deepspeed")}
+    data = {**reader.document.data, "deepspeed": reader.options("deepspeed")}
     inner = inner_document(replace(reader.document, data=data), ("deepspeed",))
     reader.refer("deepspeed", "deepspeed", document=inner)
 

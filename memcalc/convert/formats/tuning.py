@@ -6,15 +6,14 @@ part of a layer's path.
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from memcalc.convert.config import ConfigReader, Reference
-from memcalc.convert.formats.base import COMMITS, KeyTable, inner_document, key_table, shipped
+from memcalc.convert.config import COMMITS, ConfigReader, Reference, shipped
+from memcalc.convert.formats.base import KeyTable, inner_document, key_table
 from memcalc.convert.formats.fsdp_config import NODE, set_checkpoints, set_loading
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -377,20 +376,6 @@ def ask_for_launcher(reader: ConfigReader) -> None:
         reader.ask("precision", foreign, "-", "is of a script whose precision the same config says")
 
 
-def options_of(reader: ConfigReader, key: str) -> dict[str, Any]:
-    """A table, which flags have as JSON."""
-    value = reader.raw(key)
-    if isinstance(value, str) and value.strip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise reader.error(key, value, "must be JSON") from None
-    if value is not None and not isinstance(value, dict):
-        raise reader.error(key, value, "must be a table")
-    booleans = {"true": True, "false": False}  # a flag's values are texts
-    return {name: booleans.get(str(option).lower(), option) for name, option in (value or {}).items()}
-
-
 def set_vision(reader: ConfigReader, *, frozen: bool = False) -> None:
     """What is trained of a vision part, where the model has one; ``frozen`` is the default of both keys."""
     key = "freeze_vision_tower"
@@ -398,3 +383,13 @@ def set_vision(reader: ConfigReader, *, frozen: bool = False) -> None:
         return
     tower, projector = reader.flag(key, frozen), reader.flag("freeze_multi_modal_projector", frozen)
     reader.set("vision", "trained" if not tower else "frozen" if projector else "projector", key)
+
+
+def set_prepared(reader: ConfigReader) -> None:
+    """What PEFT casts to fp32 over a quantised base, of which axolotl casts norms and ends back (loaders/model.py)."""
+    bits = next((key for key in ("load_in_4bit", "load_in_8bit") if reader.flag(key)), "")
+    others = ("quantize_moe_experts", "trust_remote_code", "llama4_linearized_experts")  # none may be stacked, 16-bit
+    if bits and not any(reader.flag(key) for key in others):
+        reader.set("strategy.kbit_experts", True, bits)
+    if bits and not (reader.flag("embeddings_skip_upcast") and bits == "load_in_4bit"):
+        reader.set("strategy.kbit_passing", True, bits)

@@ -212,6 +212,39 @@ def test_wrong_values_are_refused_by_name(lines: str, named: str) -> None:
         finetuning.read_text(f"base_model: x\ndatasets: []\n{lines}\n")
 
 
+@pytest.mark.parametrize(
+    ("lines", "experts", "passing"),
+    [
+        ("adapter: qlora\nload_in_4bit: true", True, True),
+        ("adapter: lora\nload_in_8bit: true", True, True),
+        ("adapter: lora", False, False),
+        ("adapter: qlora\nload_in_4bit: true\nembeddings_skip_upcast: true", True, False),
+        ("adapter: lora\nload_in_8bit: true\nembeddings_skip_upcast: true", True, True),
+        ("adapter: qlora\nload_in_4bit: true\nquantize_moe_experts: true", False, True),
+        ("adapter: qlora\nload_in_4bit: true\ntrust_remote_code: true", False, True),
+        ("adapter: qlora\nload_in_4bit: true\nfsdp_config: {reshard_after_forward: true}", False, False),
+    ],
+)
+def test_what_is_cast_as_a_quantised_base_is_prepared(lines: str, experts: bool, passing: bool) -> None:
+    """loaders/model.py at 067b021c8: _configure_embedding_dtypes and _prepare_model_for_quantization."""
+    found = finetuning.said(finetuning.read_text(f"base_model: x\ndatasets: []\nlora_r: 8\n{lines}\n"))
+    assert bool(found.get("strategy.kbit_experts")) == experts
+    assert bool(found.get("strategy.kbit_passing")) == passing
+
+
+def test_stacked_experts_are_quantised_or_fp32(tmp_path: Path) -> None:
+    """docs/expert_quantization.qmd: GLM-4.7-Flash reserves about 127 GiB, and 23 with quantize_moe_experts.
+
+    It does so as Transformers 5.2 loads it, which has 16-bit tensors waiting on the GPU; fp32 experts are 103.5 GiB.
+    """
+    text = (HERE / "glm47-flash-qlora.yaml").read_text()
+    path = tmp_path / "a.yaml"
+    path.write_text(text.replace("quantize_moe_experts: true", "").replace("[mlp.experts", "[] # ["))
+    wide = finetuning.checked([path], gpu="h200", gpus=1)
+    experts = 46 * 64 * 3 * 2048 * 1536
+    assert 4 * experts < wide.peak.reserved < 127 * 2**30
+
+
 def test_patterns_of_layers_and_gpus_are_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(
@@ -279,6 +312,8 @@ def test_public_runs_in_axolotls_form(
     path = tmp_path / "run.yaml"
     narrow = adapter == "qlora"
     flag = str(narrow).lower()
+    if narrow:  # axolotl prepares the base, which the script of these runs did not
+        more = {**more, "strategy.kbit_experts": "false", "strategy.kbit_passing": "false"}
     path.write_text(LIGER.format(adapter=adapter, four=flag, fused=flag, micro=micro))
     finetuning.same_as_run(run_id, path, **{**ERA, "settings": {**ERA["settings"], **more}})
 
@@ -334,6 +369,8 @@ def _adapters(draw: st.DrawFn, fields: dict[str, Any], sharded: bool) -> dict[st
         "quantize": draw(st.sampled_from(["none", "nf4", "nf4-dq", "int8"])),
         "adapter_dtype": draw(st.sampled_from(["fp32", "bf16"])),
     }
+    if found["quantize"] != "none" and not sharded:
+        fields |= {"strategy.kbit_experts": True, "strategy.kbit_passing": True}
     also = draw(st.sampled_from(["", "embedding"]))
     return {**found, "also_train": also} if also else found
 

@@ -220,6 +220,7 @@ PLANS = st.fixed_dictionaries(
                 "strategy.overlap_comm": st.booleans(),
                 "strategy.grad_accum_dtype": st.just("fp32"),
                 "strategy.sub_group_size": st.just(10**8),
+                "strategy.autocast": st.booleans(),
             },
         ),
     }
@@ -252,6 +253,19 @@ def test_its_own_parser_takes_what_is_written(zero: int, precision: str) -> None
     assert found.gradient_accumulation_steps == plan.workload.accumulation_steps
     assert found.bfloat16_config.enabled == (precision != "bf16-autocast")
     assert found.torch_autocast_enabled == (precision == "bf16-autocast")
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "trainer"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_autocast_over_narrow_weights_is_written(target: str, precision: str) -> None:
+    """bf16 casts the weights and torch_autocast runs over them: one without the other is another job."""
+    words: dict[str, Any] = {**JOB, "framework": "deepspeed", "zero": 3, "precision": precision, "global_batch": 4}
+    for autocast in (False, True):
+        plan = memcalc.estimate(**words, gpus=1, recompute="full", settings={"strategy.autocast": autocast})
+        files = write_plan(plan, target, None, ()).files
+        data = next(json.loads(text) for path, text in files.items() if path.name == "ds_config.json")
+        assert data["bf16"]["enabled"]
+        assert data.get("torch_autocast") == ({"enabled": True, "dtype": "bfloat16"} if autocast else None)
 
 
 def test_the_batch_of_all_ranks_is_not_said_beside_tensor_parallelism() -> None:
