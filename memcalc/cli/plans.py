@@ -60,8 +60,7 @@ def _is_recorded(model: str) -> bool:
 
 def can_start(plans: Plans) -> bool:
     """Whether ``--write`` has a script for the first plan: of a model that it feeds, of a framework with free sizes."""
-    from memcalc.convert.formats.base import fed_with
-    from memcalc.frameworks.capabilities import formats_of
+    from memcalc.frameworks.capabilities import fed_with, formats_of
 
     if not plans.plans or not plans.job.model or _is_recorded(plans.job.model):
         return False

@@ -81,6 +81,21 @@ def formats_of(framework: str, model: Model | None = None, *, adapters: bool = F
     return tuple(sorted(FORMATS_OF[name], key=lambda form: scripted and form == name))
 
 
+def fed_with(spec: Model | None) -> str:
+    """What a model is fed in training, by its part of the Trainer's script; empty where nothing is written of it."""
+    towers = {group.tower for group in spec.groups} if spec is not None else {"decoder"}
+    if spec is not None and spec.images is not None:
+        return "images"
+    if spec is None or towers == {"decoder"}:
+        return "text"
+    if towers == {"encoder", "decoder"}:
+        return "speech" if any(ends.mel_bins for ends in spec.ends) else "pairs"
+    if towers == {"encoder"}:
+        pooled = "classes" if any(tensor.name == "pooler" for tensor in spec.outside) else ""
+        return ("text" if spec.tail.wide_loss else "masked") if spec.head else pooled
+    return "pictures" if towers == {"vision"} and spec.tail.classes else ""
+
+
 def own_code(strategy: Strategy, model: Model | None = None) -> tuple[str, ...]:
     """A sentence for each part of a strategy that somebody has to write; empty where the framework can be told it all.
 

@@ -77,6 +77,8 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
     named, model = targets.split(","), job.facts.get("model")
     if not targets or model is None:
         return
+    if not _loaded(model, dirs).is_moe:
+        job.settings.pop("strategy.kbit_experts", None)
     read_by = job.origins["lora"][0].format if "lora" in job.origins else ""
     if read_by == "swift" and targets == "all-linear":
         _listed_by_swift(job, rank, _loaded(model, dirs))

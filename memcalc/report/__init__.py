@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
-import shlex
 from dataclasses import replace
 from importlib import import_module
 from pathlib import PurePath
@@ -13,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.files import plain_cell
-from memcalc.report.tables import Block, Code, Line, Listing, Report, Table
-from memcalc.specs.options import WORDS
+from memcalc.report.tables import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,86 +82,12 @@ _SCREENS = {
 
 
 def screen_of(answer: object) -> str | None:
-    """Return an answer as a terminal shows it, without colours, with calls in the place of commands.
-
-    None of a kind that has no screen.
-    """
+    """Return an answer as a terminal shows it, without colours; None of a kind that has no screen."""
     module = _SCREENS.get(type(answer).__name__)
     if module is None:
         return None
     report: Report = import_module(f"memcalc.report.{module}").report(answer)
-    document = report.document
-    shown = (_in_python(block) for block in document.screen or document.blocks)
-    screen = tuple(block for block in shown if block is not None)
-    return render(replace(report, document=replace(document, screen=screen)), "rich").rstrip("\n")
-
-
-_CALLS = {"estimate", "plan", "ladder", "check", "diff", "serve", "rl"}
-"""Commands that are functions of the same name."""
-_ASKED = {"max": "largest", "min": "smallest"}
-_SAVED = 'memcalc.save(answer, "plan.json") keeps #1 with plans to fall back on'
-_FLAG = re.compile(r"--([a-z][a-z-]*)(?: (?!--)([^\s,:;)]+))?(?=[\s,:;)]|$)")
-_HINT = re.compile(r"(?:^| · |(?<=\.) )(?:-v|--[a-z-]+(?: \w+)?): [^·]*?(?= · |$)")
-"""What the command line shows with another flag."""
-
-
-def _in_python(block: Block) -> Block | None:
-    """A block without what a caller from Python cannot type; None where nothing is left."""
-    if isinstance(block, Code):
-        call = _call(block.command)
-        return Listing(block.says, "python", call) if call else None
-    if isinstance(block, Listing):
-        return replace(block, says=block.says.partition(" (write it with ")[0])
-    if isinstance(block, Table):
-        rows = tuple(tuple(map(_keywords, row)) for row in block.rows)
-        return replace(block, title=_keywords(block.title), rows=rows)
-    if not isinstance(block, Line):
-        return block
-    if block.label == "Next" and "--save" in block.text:
-        return replace(block, text=f"Next: {_SAVED}", items=(_SAVED,))
-    text = _keywords(_HINT.sub("", block.text))
-    return replace(block, text=text, items=tuple(map(_keywords, block.items))) if text else None
-
-
-def _keywords(text: str) -> str:
-    """Options in a text as the keywords that they are in Python."""
-
-    def keyword(match: re.Match[str]) -> str:
-        name, value = match[1].replace("-", "_"), match[2]
-        return match[0] if name not in WORDS else f"{name}={_literal(value)}"
-
-    together = re.sub(r"(=(?:'[^']*'|\w+)) (?=\w+=['\dTF])", r"\1, ", _FLAG.sub(keyword, text))
-    return together.replace(": -v", "")
-
-
-def _call(command: str) -> str:
-    """The call of a command line; empty where a command has no function of its own.
-
-    >>> _call("memcalc max seq-len --model gpt2 --gpus 8 --no-sp --set strategy.reshard=always")
-    "memcalc.largest('seq-len', model='gpt2', gpus=8, sp=False, settings={'strategy.reshard': 'always'})"
-    """
-    _, name, *rest = shlex.split(command)
-    if name not in {*_CALLS, *_ASKED}:
-        return ""
-    arguments, settings = [], {}
-    while rest and not rest[0].startswith("--"):
-        arguments.append(repr(rest.pop(0)))
-    while rest:
-        flag = rest.pop(0).removeprefix("--")
-        value = rest.pop(0) if rest and not rest[0].startswith("--") else None
-        if flag == "set" and value is not None:
-            key, _, settings[key] = value.partition("=")
-        else:
-            off = value is None and flag.startswith("no-")
-            key = flag.removeprefix("no-") if off else flag
-            arguments.append(f"{key.replace('-', '_')}={'False' if off else _literal(value)}")
-    arguments += [f"settings={settings!r}"] if settings else []
-    return f"memcalc.{_ASKED.get(name, name)}({', '.join(arguments)})"
-
-
-def _literal(value: str | None) -> str:
-    """A typed value as Python writes it; of a flag alone `True`."""
-    return "True" if value is None else value if value.isdecimal() else repr(value)
+    return render(report, "rich").rstrip("\n")
 
 
 _ENDINGS = {

@@ -25,9 +25,9 @@ def test_a_name_that_ends_in_a_slash_is_a_folder(tmp_path: Path) -> None:
         output_path(f"{tmp_path / 'other'}/", force=False)
 
 
-@pytest.mark.parametrize(("model", "offered"), [("llama-2-7b", True), ("bert-large", False)])
+@pytest.mark.parametrize(("model", "offered"), [("llama-2-7b", True), ("distilbert-base", False)])
 def test_only_what_can_be_exported_is_offered(model: str, offered: bool, tmp_path: Path) -> None:
-    """No script is written for an encoder; the line that is offered writes the config."""
+    """No script is written for DistilBERT; the line that is offered writes the config."""
     path = tmp_path / "plan.json"
     said = CliRunner().invoke(app, ["plan", "--model", model, "--gpu", "a100-80g", "--gpus", "8", "--save", str(path)])
     assert said.exit_code == 0

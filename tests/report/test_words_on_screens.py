@@ -202,7 +202,7 @@ def test_a_preset_is_read_by_people_and_its_csv_by_programs() -> None:
     ("line", "starts"),
     [
         ("plan --model gpt2 --gpu rtx-3090 --gpus 1", True),
-        ("plan --model bert-base --gpu rtx-3090 --gpus 1", False),
+        ("plan --model distilbert-base --gpu rtx-3090 --gpus 1", False),
         ("plan --model llama-3.2-1b --gpu a100-80g --gpus 1 --framework litgpt", False),
     ],
 )

@@ -18,7 +18,7 @@ from memcalc.convert.document import Document, KeyPath, Kind, Span, write_yaml
 from memcalc.convert.objectives import refuse_trainer
 from memcalc.errors import CombinationError, FileError, UnknownFormatError, UnknownNameError, cut
 from memcalc.files import document_text
-from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, needs_of
+from memcalc.frameworks.capabilities import FORMATS_OF, capabilities_of, fed_with, needs_of
 from memcalc.preset_names import key as name_key
 from memcalc.specs.strategy import Strategy
 
@@ -88,7 +88,7 @@ class ConfigJob:
 
     @property
     def fed(self) -> str:
-        """What the model is fed in training: ``fed_with``."""
+        """What the model is fed in training (:func:`memcalc.frameworks.capabilities.fed_with`)."""
         return fed_with(self.spec)
 
     @property
@@ -372,18 +372,3 @@ def hub_named(model: str, spec: Model | None) -> str:
     if is_path or exact is not None or spec is None:
         return exact or model
     return names.get(spec.name, model) if name_key(model) in {spec.name, *spec.aliases} else model
-
-
-def fed_with(spec: Model | None) -> str:
-    """What a model is fed in training, by its part of the Trainer's script; empty where nothing is written of it."""
-    towers = {group.tower for group in spec.groups} if spec is not None else {"decoder"}
-    if spec is not None and spec.images is not None:
-        return "images"
-    if spec is None or towers == {"decoder"}:
-        return "text"
-    if towers == {"encoder", "decoder"}:
-        return "speech" if any(ends.mel_bins for ends in spec.ends) else "pairs"
-    if towers == {"encoder"}:
-        pooled = "classes" if any(tensor.name == "pooler" for tensor in spec.outside) else ""
-        return ("text" if spec.tail.wide_loss else "masked") if spec.head else pooled
-    return "pictures" if towers == {"vision"} and spec.tail.classes else ""
