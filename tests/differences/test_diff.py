@@ -220,8 +220,8 @@ def test_several_files_are_one_job(folder: Path) -> None:
 def test_one_model_at_two_places_is_no_difference() -> None:
     """Both axolotl examples name their own copy of a config.json; each evaluates with its own micro-batch.
 
-    The adapters' has ``fp16``, which scales the loss; the other ``float16``, weights of 16 bits without copies. Its base
-    of 8 bits is prepared, which holds embedding and head in fp32 for a while.
+    The adapters' has ``fp16``, which scales the loss; the other ``float16``, weights of 16 bits without copies. Its
+    base of 8 bits is prepared, which holds embedding and head in fp32 for a while.
     """
     folder = EXAMPLES / "preflight"
     files = [str(folder / name) for name in ("axolotl-full-3b/config.yml", "axolotl-lora-3b/lora.yml")]

@@ -173,7 +173,10 @@ def test_a_sweep_counts_in_words(tmp_path: Path) -> None:
 def test_the_smallest_plan_is_not_larger_than_the_best() -> None:
     """Of two plans that replay alike, none is called the smallest where it takes more."""
     smallest = 0
-    for words in ({"model": "70b", "gpu": "4090", "gpus": 2, "lora": "16", "quantize": "nf4"}, {"model": "7b", "gpus": 8}):
+    for words in (
+        {"model": "70b", "gpu": "4090", "gpus": 2, "lora": "16", "quantize": "nf4"},
+        {"model": "7b", "gpus": 8},
+    ):
         plans = api.plan(**{"gpu": "a100-40g", **words}).plans
         for plan in plans:
             smallest += "smallest" in plan.special

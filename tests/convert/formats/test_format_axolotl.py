@@ -370,7 +370,7 @@ def _adapters(draw: st.DrawFn, fields: dict[str, Any], sharded: bool) -> dict[st
         "adapter_dtype": draw(st.sampled_from(["fp32", "bf16"])),
     }
     if found["quantize"] != "none" and not sharded:
-        fields |= {"strategy.kbit_experts": True, "strategy.kbit_passing": True}
+        fields["strategy.kbit_passing"] = True
     also = draw(st.sampled_from(["", "embedding"]))
     return {**found, "also_train": also} if also else found
 

@@ -151,6 +151,9 @@ def test_what_is_exported_and_checked_is_the_plan(to: str, examples: int, needed
         left = {name: getattr(again.strategy, name) for name in MUTE}
         if again.strategy.checkpoint == own and not plan.strategy.checkpoint:
             left["checkpoint"] = own
+        usual = habits_of(plan.strategy.framework).float8[:1] if plan.strategy.precision == "fp8-mixed" else ()
+        if not plan.strategy.float8 and again.strategy.float8 in usual:
+            left["float8"] = again.strategy.float8
         known = (name for name in get_format(to).decided if name in type(plan.strategy).model_fields)
         decided = {name: getattr(again.strategy, name) for name in known}
         moved = {name for name, value in decided.items() if value != getattr(plan.strategy, name)}
