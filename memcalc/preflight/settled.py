@@ -68,7 +68,7 @@ model_utils/misc.py (``find_all_linear_modules``); ms-swift 3602360a utils/trans
 
 
 def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
-    """Drop layers that the model has not from those that get adapters, as the framework passes over them.
+    """Drop layers, and casts of experts, that the model has not, as the framework passes over them.
 
     litgpt 26857050, lora.py: ``lora_mlp`` counts for fc and proj of GptNeoxMLP as for the three of LLaMAMLP. PEFT
     005fdd53, tuners_utils.py, ``inject_adapter``: it refuses only where none of the layers is found.
