@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from memcalc import calibrations, catalog
@@ -22,7 +23,7 @@ from memcalc.planner.images import with_images
 from memcalc.planner.job import PlanJob, flat_options, pinned, record_of, split_options
 from memcalc.planner.request import check_words, positive
 from memcalc.specs.job import Largest, Smallest
-from memcalc.specs.options import BATCHING
+from memcalc.specs.options import BATCHING, RANK_DEGREES
 from memcalc.terms.head import with_predictors
 from memcalc.trace.template import TraceCache
 
@@ -304,6 +305,8 @@ def _one_of(what: str, names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class _Ask:
+    """A question for the last value that fits, as it was put."""
+
     command: Literal["max", "min"]
     what: str
     node: str | None
@@ -339,10 +342,8 @@ class _Ask:
         return limit_job, LimitQuery(record, pinned(record, model), step, started)
 
     def gpus(self, job: LimitJob) -> int:
-        """As told, or all of one node; plain trains on one."""
-        if job.request.given.get("framework", "").partition("@")[0] == "plain":
-            return int(job.request.get("gpus", 1))
-        return int(job.request.get("gpus", job.node.gpus, f"{job.node.gpus}, one node"))
+        """As told, or as many as the degrees that are given need, as an estimate takes them."""
+        return int(job.request.get("gpus", prod(job.request.given.get(name, 1) for name in RANK_DEGREES)))
 
 
 def resolve(

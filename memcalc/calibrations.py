@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import catalog
 from memcalc.errors import CombinationError, FileError, InputError, UnknownNameError
+from memcalc.files import asks
 
 if TYPE_CHECKING:
     from memcalc.specs.calibration import Calibration
@@ -33,7 +34,7 @@ def applied(chip: GPU, named: str | None, *, look: bool = True) -> tuple[GPU, st
     """
     if named is None:
         home = home_of(chip.name) if look else None
-        if home is None or not home.is_file():
+        if home is None or not asks(home.is_file):
             return chip, ""
         named = str(home)
     if named == NONE:

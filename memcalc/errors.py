@@ -60,11 +60,12 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text as a sentence can carry it without quotes: its first 60 characters.
+    """Return a text as a sentence can carry it without quotes: in one line, its first 60 characters.
 
-    >>> len(cut("a" * 5000)), cut("fsdp2")
-    (61, 'fsdp2')
+    >>> len(cut("a" * 5000)), cut("fsdp2"), cut("of  two   words")
+    (61, 'fsdp2', 'of two words')
     """
+    text = " ".join(text.split())
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 

@@ -5,6 +5,7 @@ What is written is checked first, written beside, and moved into place.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -55,17 +56,23 @@ def regular(path: Path) -> Iterator[BinaryIO]:
         raise FileError("file", str(path), reason) from None
 
 
-def output_path(name: str, force: bool) -> Path:
+def output_path(name: str, force: bool, option: str = "output") -> Path:
     """Return the place that `name` leads to, links followed; an existing file only with `force`."""
     path = Path(name)
     for wrong, allowed in (
         (not name or "\0" in name or names_folder(name), "must be the path of a file"),
+        (name == "-", "must be the path of a file; without it an answer goes to the screen"),
         (asks(path.exists) and not path.is_file(), "must be a regular file"),
         (not asks(path.parent.is_dir), f"the directory {path.parent} must exist"),
         (not force and asks(path.exists), "exists; use --force to overwrite"),
     ):
         if wrong:
-            raise OutputError("output", name, allowed)
+            raise OutputError(option, name, allowed)
+    try:
+        path.stat()
+    except OSError as error:  # of a loop of links, which Python from 3.13 on would replace
+        if error.errno == errno.ELOOP:
+            raise OutputError(option, name, error.strerror or "is a loop of links") from None
     return path.resolve()
 
 

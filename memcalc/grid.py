@@ -363,10 +363,10 @@ class Grid:
         """
         widths = self.habits.widths[precision]
         if self.fixed.adapters is not None and widths.master and not self.habits.casts_adapters:  # nobody casts PEFT's
-            widths = replace(widths, parameter=widths.master, gradient=widths.master, master=0)
+            widths = widths._replace(parameter=widths.master, gradient=widths.master, master=0)
         narrows = self.habits.narrow_gradients and self.fixed.reduce_dtype == "bf16" and widths.compute == 2
         if narrows and widths.gradient == 4:
-            widths = replace(widths, gradient=2, step_gradient=4)
+            widths = widths._replace(gradient=2, step_gradient=4)
         return narrowed(widths, self.fixed, precision, self.habits)
 
     @cached_property

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from memcalc.errors import FileError, InputError, UnknownNameError, nearest
 from memcalc.files import asks
@@ -182,8 +182,7 @@ class HubEntry:
     """What is another by them, as a sentence says it: a vocabulary of 32002."""
 
 
-@dataclass(frozen=True)
-class Lookup:
+class Lookup(NamedTuple):
     """Where a model's name leads."""
 
     preset: str

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from memcalc.formulas import Array
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """What is not an equal share of the blocks."""
 
     first: int = 0
@@ -48,8 +46,7 @@ class Split:
         return np.maximum(start, 0), np.where(part == parts - 1, all_blocks, np.minimum(end, total))
 
 
-@dataclass(frozen=True)
-class Chunks:
+class Chunks(NamedTuple):
     """The model chunks of stages: columns that broadcast against one another."""
 
     stage: Array
@@ -83,8 +80,7 @@ class Chunks:
         return [before[end] - before[begin] for begin, end in self.spans(split, len(members))]
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The kinds of the blocks that stages hold, in the order in which they run."""
 
     distinct: tuple[tuple[int, ...], ...]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 os.environ["XDG_CONFIG_HOME"] = os.environ["APPDATA"] = tempfile.mkdtemp(prefix="memcalc-tests-")
@@ -21,6 +22,7 @@ os.environ.pop("TRANSFORMERS_CACHE", None)
 settings.register_profile("seeded", derandomize=True)
 settings.load_profile("seeded")
 
+SLOW = "slow"
 KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = [
@@ -28,17 +30,34 @@ QUIET = [
 ]  # fmt: skip
 
 LONGEST = (
-    "test_family_steps", "test_fsdp2_script", "test_everyday", "test_step_time", "test_round_trip", "test_step_peaks",
-    "test_adapted_steps", "test_differential", "test_crashes", "test_invariants", "test_planner", "test_told",
+    "test_invariants", "test_fsdp2_script", "test_family_steps", "test_everyday", "test_differential", "test_growth",
+    "test_crashes", "test_step_peaks", "test_round_trip", "test_step_time", "test_adapted_steps", "test_planner",
+    "test_told", "test_browser",
 )  # fmt: skip
 """Files whose slow tests begin first, so that no process waits for one of them at the end."""
 
 
-def pytest_configure() -> None:
+class Doctests:
+    """Modules without an example are not imported in search of one: what many of them import takes a second."""
+
+    @staticmethod
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(file_path: Path) -> Iterator[None]:
+        """Leave out what would find nothing."""
+        found: Any = yield
+        shown = file_path.suffix == ".py" and ">>>" in file_path.read_text(encoding="utf-8")
+        return [one for one in found if shown or not isinstance(one, DoctestModule)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Make each replay and each template once (`replays`)."""
+    from drawing import draw_all
     from replays import remember
 
     remember()
+    if config.option.markexpr == SLOW:
+        draw_all()
+    config.pluginmanager.register(Doctests())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,8 +68,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for_test_in(item.path)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that take minutes before all others."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files that take minutes before all others; with the slow tests run those whose examples are drawn."""
+    for item in items if config.option.markexpr == SLOW else ():
+        if item.get_closest_marker("drawn"):
+            item.add_marker(SLOW)
     places = {stem: place for place, stem in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
@@ -97,6 +120,26 @@ def answers_once() -> Iterator[None]:
             patch.setattr(memcalc, name, answer)
             if hasattr(api, name):  # what the package itself asks, as for an export
                 patch.setattr(api, name, answer)
+        yield
+
+
+@pytest.fixture(scope="module")
+def predictions_once() -> Iterator[None]:
+    """A run that a test of the module has predicted before, with the shipped presets, has the prediction of then."""
+    from memcalc import validation
+
+    predict, known = validation.predict, dict[str, Any]()
+
+    def once(run: Any, presets: Any = None) -> Any:
+        if presets is not None and (presets.dirs or presets.given is not None or presets.look):
+            return predict(run, presets)
+        asked = run.model_dump_json()
+        if asked not in known:
+            known[asked] = predict(run, presets)
+        return known[asked]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "predict", once)
         yield
 
 

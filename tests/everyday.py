@@ -109,7 +109,7 @@ def outcomes() -> dict[str, Outcome]:
     for framework, words in jobs():
         outcome = table.setdefault(framework, Outcome())
         outcome.jobs += 1
-        plans = memcalc.plan(**words, top=FIRST)
+        plans = memcalc.plan(**words, top=FIRST, advice=False)
         with mock.patch.object(api, "estimate", once(api.estimate)):
             for plan in plans.plans:
                 outcome.plans += 1

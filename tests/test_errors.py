@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import memcalc
 from memcalc import errors
 from memcalc.errors import (
     CombinationError,
@@ -92,3 +93,15 @@ def test_a_typed_option_is_called_as_it_was_typed() -> None:
     assert error.sentence({"--global-batch"}) == "--global-batch 100: must be a multiple of 8."
     assert error.within("sweep.toml").sentence({"--global-batch"}).startswith("sweep.toml: global_batch 100: ")
     assert InputError("ffn", None, "must be given: a width").sentence() == "ffn is missing: a width."
+
+
+def test_an_at_without_an_era_is_refused() -> None:
+    for name in ("fsdp2@", "hf@"):
+        with pytest.raises(InputError, match="must name a version or a month after its @"):
+            memcalc.estimate(model="gpt2", gpu="h100", framework=name)
+
+
+def test_a_gpu_whose_rates_leave_no_wide_precision_computes_in_bf16() -> None:
+    """Three stages of one rank each: torchtitan mixes precisions by FSDP, and no rate of Gaudi 2 in fp32 is known."""
+    found = memcalc.estimate(model="gpt2", gpu="gaudi2", framework="torchtitan", pp=3)
+    assert found.strategy.precision == "bf16"

@@ -69,6 +69,8 @@ IDENTITY = {
 
 
 def names_of(record: type[Any]) -> list[str]:
+    if issubclass(record, tuple):
+        return list(record._fields)
     return [field.name for field in fields(record)] if is_dataclass(record) else list(record.model_fields)
 
 
@@ -207,6 +209,10 @@ JOBS: dict[str, dict[str, Any]] = {
               "recompute": "every-3"},
     "titan": {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "framework": "torchtitan", "seq_len": 4096,
               "recompute": "selective-ops", "compile": "blocks"},
+    "titan-biased": {"model": "qwen2.5-7b", "gpu": "h100", "gpus": 8, "framework": "torchtitan@2026-07",
+                     "seq_len": 2048, "recompute": "selective-ops"},
+    "titan-router": {"model": "qwen3-30b-a3b", "gpu": "h100", "gpus": 8, "framework": "torchtitan@2025-10", "ep": 8,
+                     "seq_len": 2048, "recompute": "selective-ops"},
     "titan-old": {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "framework": "torchtitan@2024-08",
                   "seq_len": 4096},
     "titan-tp": {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "framework": "torchtitan", "seq_len": 4096,
@@ -343,6 +349,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "kbit_experts": ("stacks", True),
         "wide_embedding_moments": ("8-bit", True),
         "sgd_weight_decay": ("sgd", True), "tiled_loss": ("llama", True, {"loss": "fused-linear"}),
+        "uncast_loss": ("llama", True),
         "galore_rank": ("galore", 64), "galore_targets": ("galore", ("q",)), "bucket_view": ("ddp", True),
         "whole_accumulation": ("llama", True), "partition_activations": ("cache", True),
         "grad_accum_dtype": ("offload", "fp32"), "reduce_bucket_size": ("offload", 64),
@@ -377,6 +384,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "lazy_kernels": ("llama", False),
         "rotary": ("llama", "fused"), "repeats_keys": ("llama", True), "gathers_inputs": ("megatron", True),
         "saved_attention": ("titan", ()), "keeps_exchange": ("titan-moe", ()), "compiles_parts": ("titan-parts", False),
+        "keeps_biased": ("titan-biased", False), "leaves_router": ("titan-router", False),
         "exchanges_rows": ("titan-moe", False),
         "graph_keeps_matmuls": ("simple", None), "packed_weights": ("muon", None),
         "layer_wise": ("soap", None), "vocab_parallel": ("titan-tp", True), "reentrant": ("cache", False),
@@ -395,6 +403,7 @@ MOVES: dict[str, dict[str, tuple[Any, ...]]] = {
         "rotary": ("llama", "fused"), "compiled": ("llama", True), "compressed": ("llama", 8),
         "keeps_attention": ("titan", False), "keeps_exchange": ("titan-moe", False),
         "compiled_parts": ("titan-parts", False),
+        "keeps_biased": ("titan-biased", False), "operators": ("titan-router", ()),
         "exchanges_rows": ("titan-moe", False),
         "keeps_every_matmul": ("titan", True), "adds_gradients": ("llama", True), "trainable": ("llama", False),
         "checkpointed": ("llama", frozenset({"attention"})), "also_train": ("adapters", frozenset({"head"})),
@@ -475,7 +484,8 @@ CHOICES = {
 """Fields that decide before a figure is computed, and so move none of a job whose defaults are resolved: which layouts,
 kernels and settings exist, what is the default, what is refused (each has tests of its own); and those of a model's
 order, of recorded modules, counted blocks and windows, whose effect :mod:`test_patterns` and the tests of modules
-hold; and DDP's broadcast, of which the allocator alone has something."""
+hold; and DDP's broadcast, of which the
+allocator alone has something."""
 
 
 def total(array: Any) -> float:
@@ -540,7 +550,7 @@ def other_value(record: str, field: str, name: str, value: Any) -> Any:
         losses = habits.losses
         return dict.fromkeys(losses, losses["chunked"])
     if field == "widths":
-        return {precision: replace(widths, moment=2) for precision, widths in habits.widths.items()}
+        return {precision: widths._replace(moment=2) for precision, widths in habits.widths.items()}
     return None if field == "zero_optimizer" else not getattr(habits, field)
 
 
@@ -565,7 +575,7 @@ def test_another_way_to_run_a_block_moves_a_byte_or_a_second(field: str, monkeyp
     plain, own = figures(model, grid, gpu, node), settings._setting
 
     def setting(*args: Any) -> BlockConfig:
-        return replace(own(*args), **{field: value})
+        return own(*args)._replace(**{field: value})
 
     monkeypatch.setattr(settings, "_setting", setting)
     clear: Callable[[], None] = getattr(settings.block_settings, "cache_clear", lambda: None)

@@ -392,6 +392,16 @@ def test_node_for_a_gpu_with_and_without_a_named_node(elsewhere: Path) -> None:
     assert catalog.node_for(catalog.gpu(str(path))).gpus == 4
 
 
+def test_a_node_is_read_where_it_names_the_gpu_in_any_quotes_and_no_other_is(elsewhere: Path) -> None:
+    write(elsewhere / "own" / "nodes" / "another.toml", "gpu = 'h100'\nnot TOML")
+    text = (PRESETS / "nodes" / "dgx-a100-40g.toml").read_text(encoding="utf-8")
+    write(
+        elsewhere / "own" / "nodes" / "mine.toml",
+        text.replace('"dgx-a100-40g"', "'mine'").replace('"a100-40g"', "'a100-40g'"),
+    )
+    assert catalog.node_for(catalog.gpu("a100-40g"), ("own",)).name == "mine"
+
+
 def test_every_gpu_has_a_node() -> None:
     assert all(catalog.node_for(gpu).gpu == gpu.name for gpu in catalog.gpus())
 

@@ -12,7 +12,7 @@ from memcalc import catalog
 from memcalc.convert.formats.trainer_writer import sizes
 from memcalc.convert.huggingface import from_huggingface
 from memcalc.errors import InputError, MemcalcError, UnknownNameError
-from memcalc.specs.block import MixtureOfExperts
+from memcalc.specs.block import Block, MixtureOfExperts
 from memcalc.specs.flat import from_flat
 from memcalc.specs.model import Model
 from memcalc.terms.parameters import model_count
@@ -102,6 +102,21 @@ def test_preset_agrees_with_the_reader_of_its_config(path: Path) -> None:
         (group.count, group.tower) for group in model.groups
     ]
     assert model_count(read) == model_count(model)
+    assert [window_of(group.block) for group in read.groups] == [window_of(group.block) for group in model.groups]
+    if not model.counted_parts and path.stem not in OWN_CODE:
+        assert [group.block for group in read.groups] == [group.block for group in model.groups]
+
+
+OWN_CODE = {
+    "baichuan-7b", "baichuan-13b", "baichuan2-7b", "baichuan2-13b", "chatglm3-6b", "internlm2-1.8b", "internlm2-7b",
+    "internlm2-20b", "qwen-7b",
+}  # fmt: skip
+"""Published with code of their own, by which their blocks count; a class of Transformers has the same weights."""
+
+
+def window_of(block: Block) -> int | None:
+    """Tokens that attention looks back on; None for all, and where there is no attention."""
+    return block.attention.window if block.attention is not None else None
 
 
 def is_counted(config: dict[str, Any]) -> bool:

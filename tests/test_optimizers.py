@@ -297,6 +297,8 @@ def test_flat_shards_are_vectors_to_adafactor() -> None:
 
 
 def test_a_search_leaves_out_what_does_not_run() -> None:
-    plan = memcalc.plan(model="gpt2", gpu="a100-80g", gpus=2, framework="fsdp2", optimizer="any", micro_batch=1)
+    plan = memcalc.plan(
+        model="gpt2", gpu="a100-80g", gpus=2, framework="fsdp2", optimizer="any", micro_batch=1, advice=False
+    )
     found = {line.strategy.optimizer for line in plan.plans}
     assert not found & {"soap", "adafactor"}

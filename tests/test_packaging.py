@@ -100,7 +100,7 @@ def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_module_and_preset(wheel: Path) -> None:
     content = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "memcalc").rglob("*.py")}
-    presets = {f"memcalc/{path.relative_to(ROOT)}" for path in (ROOT / "presets").rglob("*.toml")}
+    presets = {f"memcalc/{path.relative_to(ROOT)}" for path in (ROOT / "presets").rglob("*.[tj]*[ln]")}
     kinds = ("css", "js")
     parts = {str(path.relative_to(ROOT)) for kind in kinds for path in (ROOT / "memcalc").rglob(f"*.{kind}")}
     keys = {str(path.relative_to(ROOT)) for path in (ROOT / "memcalc" / "convert").rglob("*.t*")}

@@ -7,8 +7,8 @@ a flush nothing is given back, so that what is reserved only grows, and no count
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from memcalc.allocator.pools import (
     LARGE_SEGMENT,
@@ -22,9 +22,6 @@ from memcalc.allocator.pools import (
 )
 
 _UNIT = MIN_BLOCK.bit_length() - 1  # addresses and sizes are counted in blocks of 512 B, which keeps integers short
-_SHIFT = 48
-_ADDRESS = (1 << _SHIFT) - 1
-_TOP = 1 << 40
 _SMALL, _OWN, _PAGE = SMALL_REQUEST >> _UNIT, OWN_SEGMENT >> _UNIT, ROUND_LARGE >> _UNIT
 _SMALL_SEGMENT, _LARGE_SEGMENT = SMALL_SEGMENT >> _UNIT, LARGE_SEGMENT >> _UNIT
 _RULES = Rules(expandable=False, large_segment=LARGE_SEGMENT, max_split=None)
@@ -51,27 +48,28 @@ def _reserved(events: Iterable[tuple[str, int, int, int, str]], most: int) -> in
     ``other_end`` has both ends of every free block: no two have one in common, since neighbours are merged and segments
     do not touch, so that a block that is freed between two free ones finds each by the end that it shares.
     """
-    pools: defaultdict[int, list[int]] = defaultdict(list)
+    shift = _shift(most)
+    mask = (1 << shift) - 1
+    requests: _Requests[list[int]] = _Requests(shift, lambda _: [])
     live: dict[int, tuple[list[int], int, int]] = {}
     other_end: dict[int, int] = {}
-    reserved, address, taken, freed = 0, _TOP, other_end.pop, live.pop
+    reserved, address, taken, freed = 0, mask, other_end.pop, live.pop
     for kind, key, wanted, stream, _ in events:
         if kind == "free":
             free, start, end = freed(key)
             if start in other_end:
                 before = taken(start)
-                del free[bisect_left(free, (start - before) << _SHIFT | before)]
+                del free[bisect_left(free, (start - before) << shift | before)]
                 start = before
             if end in other_end:
                 after = taken(end)
-                del free[bisect_left(free, (after - end) << _SHIFT | end)]
+                del free[bisect_left(free, (after - end) << shift | end)]
                 end = after
-            insort(free, (end - start) << _SHIFT | start)
+            insort(free, (end - start) << shift | start)
             other_end[start], other_end[end] = end, start
         elif kind == "alloc":
-            size = (wanted + MIN_BLOCK - 1) >> _UNIT
-            free, least_rest = (pools[stream], _LARGE_REST) if size > _SMALL else (pools[~stream], _SMALL_REST)
-            at = bisect_left(free, size << _SHIFT)
+            size, least, free, least_rest = requests[wanted, stream]
+            at = bisect_left(free, least)
             try:
                 packed = free.pop(at)
             except IndexError:  # none fits
@@ -82,11 +80,11 @@ def _reserved(events: Iterable[tuple[str, int, int, int, str]], most: int) -> in
                 start, end = address - rest, address
                 address = start - 1  # a newer segment lies lower (`Device.address`), and none touch
             else:
-                start, rest = packed & _ADDRESS, packed >> _SHIFT
+                start, rest = packed & mask, packed >> shift
                 end = taken(start)
             cut, rest = start + size, rest - size
             if rest >= least_rest:
-                insort(free, rest << _SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+                insort(free, rest << shift | cut, 0, at)  # the rest is smaller: its place is not above
                 other_end[cut], other_end[end] = end, cut
                 live[key] = free, start, cut
             else:
@@ -110,7 +108,9 @@ def _mapped(events: Iterable[tuple[str, int, int, int, str]], most: int, capacit
 
     What is freed goes the way of :func:`_reserved`, written out for the same reason: a call would cost a tenth.
     """
-    pools: dict[int, _Segment] = {}
+    shift = _shift(most)
+    mask = (1 << shift) - 1
+    requests = _Requests(shift, lambda small: _Segment(capacity, shift, small=small))
     live: dict[int, tuple[_Segment, int, int]] = {}
     reserved = 0
     for kind, key, wanted, stream, _ in events:
@@ -119,28 +119,26 @@ def _mapped(events: Iterable[tuple[str, int, int, int, str]], most: int, capacit
             free, end_of, start_of = pool.free, pool.end_of, pool.start_of
             if start in start_of:
                 before = start_of.pop(start)
-                del free[bisect_left(free, (start - before) << _SHIFT | before)]
+                del free[bisect_left(free, (start - before) << shift | before)]
                 start = before
             if end in end_of:
                 after = end_of.pop(end)
-                del free[bisect_left(free, (after - end) << _SHIFT | end)]
+                del free[bisect_left(free, (after - end) << shift | end)]
                 end = after
-            insort(free, (end - start) << _SHIFT | start)
+            insort(free, (end - start) << shift | start)
             end_of[start], start_of[end] = end, start
         elif kind == "alloc":
-            size = (wanted + MIN_BLOCK - 1) >> _UNIT
-            number = stream if size > _SMALL else ~stream
-            pool = pools.get(number) or pools.setdefault(number, _Segment(capacity, small=size <= _SMALL))
+            size, least, pool, _ = requests[wanted, stream]
             free, end_of, start_of = pool.free, pool.end_of, pool.start_of
-            at = bisect_left(free, size << _SHIFT)
+            at = bisect_left(free, least)
             if at < len(free):
                 packed = free[at]
-                start, have = packed & _ADDRESS, packed >> _SHIFT
+                start, have = packed & mask, packed >> shift
                 # The last block counts with the addresses behind it (`ExpandablePool.take`)
-                if start + have == pool.top and at + 1 < len(free) and free[at + 1] >> _SHIFT < pool.limit - start:
+                if start + have == pool.top and at + 1 < len(free) and free[at + 1] >> shift < pool.limit - start:
                     at += 1
                     packed = free[at]
-                    start, have = packed & _ADDRESS, packed >> _SHIFT
+                    start, have = packed & mask, packed >> shift
                 del free[at]
                 end = end_of.pop(start)
                 del start_of[end]
@@ -153,19 +151,53 @@ def _mapped(events: Iterable[tuple[str, int, int, int, str]], most: int, capacit
                     return None
             cut = start + size
             if cut < end:
-                insort(free, (end - cut) << _SHIFT | cut, 0, at)  # the rest is smaller: its place is not above
+                insort(free, (end - cut) << shift | cut, 0, at)  # the rest is smaller: its place is not above
                 end_of[cut], start_of[end] = end, cut
                 end = cut
             live[key] = pool, start, end
     return reserved << _UNIT
 
 
+_Memory = TypeVar("_Memory")
+
+
+class _Requests(dict[tuple[int, int], tuple[int, int, _Memory, int]], Generic[_Memory]):
+    """What comes of a request of so many bytes in a stream, of which a step makes few kinds again and again.
+
+    Its blocks of 512 B, the least free block that serves it, its pool, and the smallest rest that is split off there.
+    """
+
+    def __init__(self, shift: int, new_pool: Callable[[bool], _Memory]) -> None:
+        super().__init__()
+        self._shift, self._new_pool = shift, new_pool
+        self._pools: dict[tuple[int, bool], _Memory] = {}
+
+    def __missing__(self, request: tuple[int, int]) -> tuple[int, int, _Memory, int]:
+        wanted, stream = request
+        size = (wanted + MIN_BLOCK - 1) >> _UNIT
+        small = size <= _SMALL
+        if (stream, small) not in self._pools:
+            self._pools[stream, small] = self._new_pool(small)
+        least_rest = _SMALL_REST if small else _LARGE_REST
+        self[request] = entry = size, size << self._shift, self._pools[stream, small], least_rest
+        return entry
+
+
+def _shift(most: int) -> int:
+    """A free block is the integer size << shift | address, whose order is that of best fit.
+
+    Addresses lie below twice what is reserved at most, and an integer of two digits is faster than one of three.
+    """
+    return most.bit_length() + 1
+
+
 class _Segment:
     """The pool of one stream and one class of sizes, as one segment that grows by pages."""
 
-    __slots__ = ("end_of", "free", "limit", "page", "start_of", "top")
+    __slots__ = ("end_of", "free", "limit", "page", "shift", "start_of", "top")
 
-    def __init__(self, capacity: int, *, small: bool) -> None:
+    def __init__(self, capacity: int, shift: int, *, small: bool) -> None:
+        self.shift = shift
         self.free: list[int] = []
         self.end_of: dict[int, int] = {}
         self.start_of: dict[int, int] = {}
@@ -178,7 +210,7 @@ class _Segment:
         """The last free block, taken out, with whole pages behind it until a request fits."""
         start = self.start_of.pop(self.top, self.top)
         if start < self.top:
-            del self.free[bisect_left(self.free, (self.top - start) << _SHIFT | start)], self.end_of[start]
+            del self.free[bisect_left(self.free, (self.top - start) << self.shift | start)], self.end_of[start]
         return start, self.top + round_up(start + size - self.top, self.page)
 
 

@@ -36,6 +36,26 @@ def _crashed(error: Exception) -> int:
     return _CRASHED
 
 
+_COMPLETE = "_MEMCALC_COMPLETE"
+"""The variable with which a shell asks for completions, or for the script that asks."""
+_SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+
+
+def _check_completion() -> None:
+    """Refuse what no shell asks: typer would end with the exit code of "does not fit", or with a crash."""
+    instruction, word = os.environ.get(_COMPLETE), os.environ.get("COMP_CWORD", "")
+    fault = ""
+    if instruction and instruction not in [f"{what}_{shell}" for what in ("complete", "source") for shell in _SHELLS]:
+        fault = (
+            f"{_COMPLETE} must be complete_SHELL or source_SHELL with one of {', '.join(_SHELLS)}, got {instruction!a}"
+        )
+    elif instruction == "complete_bash" and not ("COMP_WORDS" in os.environ and word.isascii() and word.isdecimal()):
+        fault = f"COMP_WORDS must be a line and COMP_CWORD the number of a word in it, got {word!a}"
+    if fault:
+        sys.stderr.write(f"memcalc: {fault}.\n")
+        sys.exit(2)
+
+
 def main() -> None:
     """Run the command line that the process was given."""
     # pydantic looks through all installed packages for plugins, and none has a say in these records
@@ -45,6 +65,7 @@ def main() -> None:
     gc.set_threshold(_OBJECTS)
     if sys.stderr is None:  # closed by who started the process
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - for as long as the process lives
+    _check_completion()
     try:
         from memcalc.cli.app import app
 

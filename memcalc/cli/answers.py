@@ -5,7 +5,6 @@ Each parses, makes one library call, and renders; what it returns is the exit co
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -198,7 +197,7 @@ _Which = Annotated[
 ]
 _Title = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="The page's heading.")]
 _Note = Annotated[str, typer.Option(metavar="TEXT", rich_help_panel="Output", help="Note below the heading.")]
-_PAGE = (replace(DESTINATION[1], metavar="FILE", help=f"Write there; {plans.PAGE} when left out."), DESTINATION[2])
+_PAGE = (DESTINATION[1]._replace(metavar="FILE", help=f"Write there; {plans.PAGE} when left out."), DESTINATION[2])
 
 
 @command("To share", free, post_training, *MODULE, *PRESETS, *_PAGE)

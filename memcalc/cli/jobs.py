@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,10 +189,8 @@ _To = Annotated[
 _Number = Annotated[str | None, typer.Option(metavar="N", help="Of several plans in JSON, the N-th; else the first.")]
 _Fallback = Annotated[str | None, typer.Option(metavar="N", help="The N-th plan to go back to, in place of the plan.")]
 _INTO = (
-    replace(
-        DESTINATION[1],
-        metavar="FILE|DIR",
-        help="Write to FILE; in DIR under the name that the framework's examples use.",
+    DESTINATION[1]._replace(
+        metavar="FILE|DIR", help="Write to FILE; in DIR under the name that the framework's examples use."
     ),
     DESTINATION[2],
 )

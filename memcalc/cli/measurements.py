@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,9 +114,9 @@ _Ranks = Annotated[
 ]
 _Dry = Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it needs.")]
 _RUNS_FILE = (
-    replace(DESTINATION[0], help="Of what is shown: rich, plain, markdown, csv, json, latex, html or svg."),
-    replace(DESTINATION[1], help="The runs file; probe.toml when left out."),
-    replace(DESTINATION[2], help="Begin anew, and replace FILE where it exists."),
+    DESTINATION[0]._replace(help="Of what is shown: rich, plain, markdown, csv, json, latex, html or svg."),
+    DESTINATION[1]._replace(help="The runs file; probe.toml when left out."),
+    DESTINATION[2]._replace(help="Begin anew, and replace FILE where it exists."),
 )
 
 
@@ -179,7 +178,7 @@ def _probe_module(options: dict[str, Any]) -> int:
     if source is None:
         raise MissingError("which module? give --module package.module:factory.")
     save = options.pop("save")
-    path = output_path(save, bool(options.get("force"))) if save is not None else None
+    path = output_path(save, bool(options.get("force")), "save") if save is not None else None
     target = destination(options)
     with waiting("record the module", "series") as listen:
         answer, text = probe(source, **step, with_model=path is not None, on_progress=listen)

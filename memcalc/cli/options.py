@@ -9,9 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args
 
 import typer
 
@@ -26,8 +25,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _MODULE, _OUTPUT = "Module", "Output"
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """One option; `kind` is str, bool (a flag) or list (repeatable)."""
 
     name: str
@@ -91,7 +89,7 @@ def job() -> tuple[Shared, ...]:
 
 def free() -> tuple[Shared, ...]:
     """Return the same where something else may say the job."""
-    return tuple(replace(option, required=False) for option in job())
+    return tuple(option._replace(required=False) for option in job())
 
 
 def calibration() -> tuple[Shared, ...]:
@@ -211,7 +209,7 @@ OF_A_STEP = ("precision", "recompute", "optimizer", "optimizer_impl", "micro_bat
 
 def model_or_module() -> tuple[Shared, ...]:
     """Return the options that say a job, with those of a module in the place of a model."""
-    return (*(replace(option, required=option.required and option.name != "model") for option in job()), *MODULE)
+    return (*(option._replace(required=option.required and option.name != "model") for option in job()), *MODULE)
 
 
 def module_step() -> tuple[Shared, ...]:
@@ -219,7 +217,7 @@ def module_step() -> tuple[Shared, ...]:
     panel = MODULE[0].panel
     return (
         *MODULE,
-        *(replace(option, panel=panel) for option in job() if option.name in OF_A_STEP),
+        *(option._replace(panel=panel) for option in job() if option.name in OF_A_STEP),
         Shared("save", panel, "FILE", "Where the recorded model is written, for --model."),
     )
 

@@ -8,9 +8,8 @@ import os
 import shutil
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import typer
 
@@ -40,8 +39,7 @@ _FORMAT = "MEMCALC_FORMAT"
 """The variable that names the format of what is shown, for who wants another than the terminal's always."""
 
 
-@dataclass(frozen=True)
-class Destination:
+class Destination(NamedTuple):
     """A format, and a file unless the answer is shown."""
 
     form: str
@@ -97,10 +95,8 @@ def destination(options: dict[str, Any], extra: tuple[str, ...] = ()) -> Destina
 
 
 def fail(sentence: str, code: int) -> int:
-    """Print one line on stderr, with nothing in it that a terminal obeys; return `code`."""
-    line = "".join(letter if letter.isprintable() else _escaped(letter) for letter in " ".join(sentence.split()))
-    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    tell(f"memcalc: {line}".encode(encoding, "backslashreplace").decode(encoding))
+    """Print one line on stderr; return `code`."""
+    tell(f"memcalc: {' '.join(sentence.split())}")
     return code
 
 
@@ -117,9 +113,14 @@ def unwritten(error: OSError) -> int:
 
 
 def tell(line: str) -> None:
-    """Print a line on stderr; where nobody can read it, the exit code still says what it has to."""
+    """Print a line on stderr, with nothing in it that a terminal obeys.
+
+    Where nobody can read it, the exit code still says what it has to.
+    """
+    plain = "".join(letter if letter.isprintable() or letter == "\n" else _escaped(letter) for letter in line)
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     try:
-        typer.echo(line, err=True)
+        typer.echo(plain.encode(encoding, "backslashreplace").decode(encoding), err=True)
     except OSError:
         _discard(sys.stderr)
 

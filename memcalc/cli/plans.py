@@ -40,12 +40,14 @@ def search(to: str | None) -> Callable[..., Plans]:
 def check_target(save: str | None, write: str | None, rank: str | None, options: Mapping[str, Any]) -> None:
     """Refuse what could not be written before anything is computed."""
     if write is not None:
+        if not write:
+            raise InputError("write", write, "must be the path of a folder")
         check_folder(Path(write))
     if save is None:
         if rank is not None and write is None:
             raise InputError("rank", rank, "needs --save FILE")
         return
-    target = output_path(save, bool(options["force"]))
+    target = output_path(save, bool(options["force"]), "save")
     if options.get("module") is not None or _is_recorded(str(options["model"])):
         raise InputError("save", save, "a recorded module trains with its own code; nothing is exported to it")
     if options["output"] is not None and target == Path(options["output"]).resolve():
@@ -215,7 +217,8 @@ def estimated(saved: str | None, options: dict[str, Any], *, timeline: bool = Fa
 
 def page_target(options: dict[str, Any]) -> tuple[Path, str]:
     """Take the file of a page out of `options`, and check it before anything is computed; also as it was typed."""
-    name = options.pop("output") or PAGE
+    name = options.pop("output")
+    name = PAGE if name is None else name
     if not name.lower().endswith((".html", ".htm")):
         raise InputError("output", name, "the page is HTML, so its name must end in .html or .htm")
     return output_path(name, bool(options.pop("force"))), name

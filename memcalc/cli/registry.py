@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
@@ -21,10 +20,8 @@ from memcalc.errors import InputError, MemcalcError, UnknownNameError, shown
 # What ``--help`` shows of a command with many options: those that most people need, and examples, on one screen.
 
 _WIDTH = 80
-_FLAGS = 25
-"""Columns of an option's name and value; what is longer stands in a line of its own."""
-_NAMES = 12
-"""Columns of a command's name."""
+_FLAGS, _NAMES = 25, 12
+"""Columns of an option with its value, where what is longer stands in a line of its own, and of a command's name."""
 _SCREEN = 45
 """Lines of a screen: where the options are more, each is said more briefly."""
 _LINES = 2
@@ -251,7 +248,13 @@ class _Command(TyperCommand):
         if _HELP_ALL in args:
             super().format_help(ctx, ctx.make_formatter())
             ctx.exit()
-        return list(super().parse_args(ctx, list(completed(args))))
+        rest = list(super().parse_args(ctx, list(completed(args))))
+        for part in self.params:  # "$NODE" of a script that never set it is not the same as no option
+            name, value = str(part.name), ctx.params.get(part.name)
+            typed = part.param_type_name == "option" and ctx.get_parameter_source(name).name == "COMMANDLINE"
+            if typed and isinstance(value, str) and not value.strip() and name not in {"model", "gpu"}:
+                raise InputError(name, value, "give a value, or leave the option out")
+        return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the main options and two examples, or all where they are few."""

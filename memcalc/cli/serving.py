@@ -6,7 +6,6 @@ Each parses, makes one library call, and renders; what it returns is the exit co
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +73,7 @@ def post_training() -> tuple[Shared, ...]:
     from memcalc.specs.posttraining import RL_OPTIONS
 
     there = {option.name for option in job()}
-    return tuple(replace(Shared.of(option), required=False) for option in RL_OPTIONS if option.name not in there)
+    return tuple(Shared.of(option)._replace(required=False) for option in RL_OPTIONS if option.name not in there)
 
 
 def rl_plans(options: dict[str, Any], searching: dict[str, Any]) -> int:
@@ -194,7 +193,7 @@ def rl(*, write: _Script = None, largest: _Most = None, **options: Any) -> int:
     answer = memcalc.rl(**keywords, largest=largest)
     target.show(report(answer))
     if write is not None:
-        with replacing(output_path(write, force)) as stream:
+        with replacing(output_path(write, force, "write")) as stream:
             stream.write(script.encode())
         tell(f"memcalc: wrote {write}; check it with: memcalc check {shlex.quote(write)}")
     draw(pictures, {"chart": "posttraining"}, answer)

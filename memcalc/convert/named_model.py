@@ -21,9 +21,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc import catalog
 from memcalc.errors import FileError, InputError
@@ -38,8 +37,7 @@ EXPANDED = ("fp8", "mxfp4")
 """Forms of storage that are expanded to the job's precision when they are loaded."""
 
 
-@dataclass(frozen=True)
-class NamedModel:
+class NamedModel(NamedTuple):
     """A model, and what to know of how its name was understood."""
 
     model: Model
@@ -189,8 +187,7 @@ _REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]{0,199}", re.ASCII)
 _LONGEST_REF = 100
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """One commit of a repository, as it was downloaded."""
 
     config: Path

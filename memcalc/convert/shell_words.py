@@ -26,6 +26,11 @@ _FOLDERS = ("PWD", "SLURM_SUBMIT_DIR")
 _THIS = r'"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?(?::-\$0)?\})"?'
 _DIRNAME = rf'dirname (?:-- )?(?:{_THIS}|"?\$\( ?(?:readlink -f|realpath) {_THIS} ?\)"?)'
 _EXPR = re.compile(r"expr ([\w$ {}*/+%()\\'\"-]{1,200})")
+_COUNT = re.compile(
+    r"""echo ["']?\$(?:(\w+)|\{(\w+)\})["']? ?\| ?(?:awk -F ?["']?,["']? ["']\{ ?print NF;? ?\}["']"""
+    r"""|tr ["']?,["']? ["']\\n["'] ?\| ?wc -[lw])"""
+)
+"""The number of a variable's parts between commas."""
 _FOLDER = re.compile(
     rf'pwd(?: -[LP])?|{_DIRNAME}|cd (?:-- )?"?(?:\$\( ?{_DIRNAME} ?\)|`{_DIRNAME}`)"?(?P<up>(?:/\.\.?)*)"?'
     r"(?: ?&?> ?/dev/null(?: 2>&1)?)? ?&& ?pwd(?: -[LP])?"
@@ -296,12 +301,18 @@ def path_of(command: str, variables: Mapping[str, Token]) -> str:
 
 
 def number_of(command: str, variables: Mapping[str, Token]) -> str:
-    """What `expr` prints for a sum of whole numbers; empty for other commands.
+    """What `expr` prints for a sum of whole numbers, or a count of what commas part; empty for other commands.
 
     >>> number_of("expr 32 / $each / 2", {"each": Token("4")}), number_of("expr length abc", {})
     ('4', '')
+    >>> number_of("echo $D | awk -F',' '{print NF}'", {"D": Token("4,5")})
+    '2'
     """
-    match = _EXPR.fullmatch(" ".join(command[:300].split()))
+    line = " ".join(command[:300].split())
+    if listed := _COUNT.fullmatch(line):
+        named = variables.get(listed[1] or listed[2])
+        return str(len(named.text.split(","))) if named and named.text and not named.unknown else ""
+    match = _EXPR.fullmatch(line)
     number = arithmetic(re.sub(r"[\\'\"]", "", match[1]), variables) if match else None
     return "" if number is None else str(number)
 

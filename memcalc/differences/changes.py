@@ -167,7 +167,7 @@ _DOTTED = {option.name: name for name, option in FIELDS.items()}
 def _turn(name: str) -> tuple[int, str]:
     """Where an option stands in the order in which changes are applied."""
     option = BY_NAME.get(_field(name))
-    return (option.step if option else Option.step, name)
+    return (option.step if option else Option._field_defaults["step"], name)
 
 
 def changes_of(pair: JobPair) -> tuple[Change, ...]:

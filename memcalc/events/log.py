@@ -18,6 +18,8 @@ COMPUTE, GATHER, REDUCE, CONTEXT = 0, 1, 2, 3
 Script = list[tuple[list[Event], int | None]]
 """Events that are the same in every micro-batch and block, and what a :class:`Run` does after each of these lists: an
 event of its template; None where it is done."""
+ROOT = 4
+"""What tells streams of one root of FSDP 2 from those of the next."""
 STREAMS = {"compute": COMPUTE, "all-gather": GATHER, "reduce-scatter": REDUCE}
 
 
@@ -61,6 +63,15 @@ class Log:
             keys.append(self.alloc(size, COMPUTE, name))
             self.events.append(("drop", keys[-1], 0, stream, ""))
         self.events.append(("sync", 0, 0, stream, ""))
+        self.free_all(keys)
+
+    def drop_all(self, keys: list[int]) -> None:
+        """Tensors are let go of before another stream is done with them, each by an event of its own."""
+        self.events += [("drop", key, 0, -key, "") for key in keys if key]
+
+    def collect(self, keys: list[int]) -> None:
+        """The other stream is done with tensors that were dropped."""
+        self.events += [("sync", 0, 0, -key, "") for key in keys if key]
         self.free_all(keys)
 
     def mark(self, phase: str) -> None:

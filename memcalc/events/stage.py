@@ -11,7 +11,6 @@ the rank's range, as the optimizer is made).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -197,6 +196,17 @@ class Stage:
         return self.last_unit + 1 if self.split else self.last_unit
 
     @cached_property
+    def roots(self) -> tuple[int, ...]:
+        """The model chunk of each unit: that of a block, of the head, which is in the last, and of the embedding.
+
+        Each is a root of FSDP 2, whose communication has streams of its own unless a script shares them: torchtitan
+        b5bcd76 does not (torch 2.13 ``_fsdp_state.py``, ``_lazy_init``; ``_fully_shard.py``, ``share_comm_ctx``).
+        """
+        chunks = range(len(self.census.chunks[0]))
+        sizes = [sum(self.scalar(group[chunk]) for group in self.census.chunks) for chunk in chunks]
+        return (*(chunk for chunk, size in zip(chunks, sizes, strict=True) for _ in range(size)), chunks[-1], 0)
+
+    @cached_property
     def trained(self) -> ModelOnGrid:
         """The census of what is trained."""
         return trained(self.census)
@@ -261,23 +271,25 @@ class Stage:
             gathered = [size // self.scalar(self.grid.width("compute")) for size in gathered]
         first = self.scalar(model.embedding) * self.split
         outside = [self.scalar(base.root) - first * self.scalar(self.grid.width("compute"))]
-        dense = [self.scalar(d) + self.scalar(e) for d, e in zip(model.block_dense, model.block_experts, strict=True)]
-        updated = [*(dense[a.index] for a in self.layers), self.scalar(model.root) - first]
-        units = list(zip([*gathered, *outside], updated, strict=True))
-        units.append((first * self.scalar(self.grid.width("compute")), first))
+        experts = [self.scalar(model.block_experts[a.index]) for a in self.layers]
+        dense = [self.scalar(model.block_dense[a.index]) for a in self.layers]
+        units = list(zip([*gathered, *outside], [*dense, self.scalar(model.root) - first], [*experts, 0], strict=True))
+        units.append((first * self.scalar(self.grid.width("compute")), first, 0))
         sizes = {unit: self._sizes_of(*unit) for unit in set(units)}
         return [sizes[unit] for unit in units]
 
-    def _sizes_of(self, gathered: int, updated: int) -> Sizes:
-        grid, ranks, reduce_width = self.grid, self.scalar(self.grid.ranks), self.scalar(self.grid.reduce_width)
+    def _sizes_of(self, gathered: int, dense: int, experts: int) -> Sizes:
+        """Of ``gathered`` bytes of weights; what is updated of them, dense or ``experts``, has ranks of its own."""
+        grid, reduce_width, updated = self.grid, self.scalar(self.grid.reduce_width), dense + experts
+        share = self.scalar(self.trained.sharded(np.int64(dense), np.int64(experts), where=True))
         narrowed = self.scalar(grid.width("parameter")) != self.scalar(grid.width("compute"))
         elsewhere = grid.persistent_gradients or self.gradients("backward-end") <= self.kept_gradients
         return Sizes(
             whole=gathered,
-            shard_copy=-(-gathered // ranks) if narrowed else 0,
+            shard_copy=narrowed * (gathered * share // updated if updated else -(-gathered // self.scalar(grid.ranks))),
             reduce_input=updated * reduce_width,
-            reduced=0 if elsewhere else -(-updated * self.scalar(self.trained.width("gradient")) // ranks),
-            reduce_output=-(-updated * reduce_width // ranks),
+            reduced=0 if elsewhere else share * self.scalar(self.trained.width("gradient")),
+            reduce_output=share * reduce_width,
         )
 
 
@@ -294,7 +306,7 @@ def melts(term: Term) -> bool:
 
 def weights_of(activations: GroupActivations) -> list[int]:
     """Elements of each weight of a block, in the order of the modules."""
-    setting = replace(activations.settings[0], trainable=True, lora=None, quantize="none", also_train=frozenset())
+    setting = activations.settings[0]._replace(trainable=True, lora=None, quantize="none", also_train=frozenset())
     template = activations.census.traces.get(trace, activations.group.block, setting, "none")
     gradients = [record.size.elements for record in template.records if record.kind == "gradient"]
     return gradients[::-1]

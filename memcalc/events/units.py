@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memcalc.events.log import COMPUTE, GATHER, REDUCE, Log
+from memcalc.events.log import COMPUTE, GATHER, REDUCE, ROOT, Log
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,8 @@ class PerParameter(Partitioned):
     the next one was copied out, or forward ends, in backward at once; the reduce-scatter's input when the next is made.
     """
 
+    roots: tuple[int, ...] = ()
+    """The model chunk of each unit: a root of its own (:attr:`memcalc.events.stage.Stage.roots`)."""
     keep: frozenset[int] = frozenset()
     """Units that are not freed after forward."""
     plain: bool = False
@@ -168,9 +170,9 @@ class PerParameter(Partitioned):
     def _gather(self, unit: int) -> None:
         if unit in self.whole or unit in self.flat:
             return
-        size = self.sizes[unit]
-        copy = self.log.alloc(size.shard_copy, COMPUTE if self.plain else GATHER, "shard, cast")
-        self.flat[unit] = self.log.alloc(0 if self.plain else size.whole, GATHER, "all-gather output")
+        size, stream = self.sizes[unit], GATHER + ROOT * self.roots[unit]
+        copy = self.log.alloc(size.shard_copy, COMPUTE if self.plain else stream, "shard, cast")
+        self.flat[unit] = self.log.alloc(0 if self.plain else size.whole, stream, "all-gather output")
         self.log.free(copy)
 
     def leave_forward(self, unit: int) -> None:
@@ -196,7 +198,7 @@ class PerParameter(Partitioned):
         was reduced lives until it is cast, or added to the gradient.
         """
         self.log.free_all(self.reducing)
-        size, stream = self.sizes[unit], COMPUTE if self.plain else REDUCE
+        size, stream = self.sizes[unit], COMPUTE if self.plain else REDUCE + ROOT * self.roots[unit]
         self.reducing.append(self.log.alloc(size.reduce_input, COMPUTE, "reduce-scatter input"))
         self.log.free_all([key for key in gradients if key != last or self.plain])
         again = unit in self.gradients
@@ -223,15 +225,13 @@ class PerParameter(Partitioned):
 
 @dataclass
 class Pipelined(PerParameter):
-    """FSDP 2 under a pipeline: weights stay whole and gradients add up whole until the last micro-batch is done.
+    """FSDP 2 under a pipeline: after backward weights stay whole, and gradients add up until the last micro-batch.
 
-    Source: torch/distributed/pipelining/stage.py, torch 2.13: ``backward_maybe_with_nosync``.
+    Forward alone shards weights again, where it is told to. Source: torch/distributed/pipelining/stage.py, torch 2.13:
+    ``backward_maybe_with_nosync`` (set_reshard_after_backward).
     """
 
     sums: dict[int, list[int]] = field(default_factory=dict)
-
-    def leave_forward(self, unit: int) -> None:
-        """Keep the whole weights."""
 
     def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Add the gradients up in the width of the reduction."""
@@ -262,6 +262,8 @@ class FlatParameter(Partitioned):
     keep: frozenset[int] = frozenset()
     ahead: bool = False
     """Backward gathers the next unit beside the running one."""
+    casts: bool = False
+    """Gradients are reduced in another width than they are computed in."""
     whole: dict[int, list[int]] = field(default_factory=dict)
     waiting: list[list[int]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
@@ -277,7 +279,7 @@ class FlatParameter(Partitioned):
             return
         size = self.sizes[unit]
         while len(self.waiting) > IN_FLIGHT:
-            self.log.free_all(self.waiting.pop(0))
+            self.log.collect(self.waiting.pop(0))
         self.whole[unit] = [
             self.log.alloc(size.shard_copy, GATHER, "shard, cast"),
             self.log.alloc(size.whole, GATHER, "gathered flat parameter"),
@@ -286,7 +288,12 @@ class FlatParameter(Partitioned):
     def leave_forward(self, unit: int) -> None:
         """Free the whole weights, once the compute stream is done with them."""
         if unit not in self.keep:
-            self.waiting.append(self.whole.pop(unit))
+            self._leave(self.whole.pop(unit))
+
+    def _leave(self, keys: list[int]) -> None:
+        """Let go of tensors that the compute stream still has; a full card is given them before that (``drop``)."""
+        self.log.drop_all(keys)
+        self.waiting.append(keys)
 
     def recomputed(self, unit: int) -> None:
         """A checkpoint that wraps the unit has run its forward again: it is freed, and gathered for its backward."""
@@ -295,12 +302,13 @@ class FlatParameter(Partitioned):
 
     def leave_backward(self, unit: int, gradients: list[int], last: int = 0) -> None:  # noqa: ARG002
         """Free the whole weights; the flat gradient is cast and reduced in the post-backward stream."""
-        self.waiting.append(self.whole.pop(unit, []))
+        self._leave(self.whole.pop(unit, []))
         size = self.sizes[unit]
         flat = self.log.alloc(size.whole, COMPUTE, "flat gradient") if gradients else 0
         self.log.free_all(gradients)
+        wide = self.log.alloc(size.reduce_input, REDUCE, "flat gradient, cast") if flat and self.casts else 0
         share = self.log.alloc(size.reduced, REDUCE, "sharded gradients")
-        self.log.free(flat)
+        self.log.free_all([wide, flat])
         if unit in self.gradients:
             self.log.free(share)
         else:
@@ -309,7 +317,7 @@ class FlatParameter(Partitioned):
     def finish(self) -> None:
         """The compute stream is done with all units."""
         for keys in self.waiting:
-            self.log.free_all(keys)
+            self.log.collect(keys)
         self.waiting.clear()
 
     def zero_grad(self) -> None:

@@ -11,10 +11,10 @@ from memcalc.events.passing import Chunked, PassingTerms
 from memcalc.events.stage import ALTERNATING, STEPS, in_shares, passes, storage_bytes
 from memcalc.events.units import FlatParameter, Flattened, Partitioned, PerParameter, Pipelined, Whole
 from memcalc.ledger import ALWAYS
-from memcalc.terms.buffers import copies_reduced, held_by_replicas, prefetches
+from memcalc.terms.buffers import casts_to_reduce, copies_reduced, held_by_replicas, prefetches
 from memcalc.terms.fsdp2 import Units, reshards_root
 from memcalc.terms.gradients import added_in_place, tied_matrix
-from memcalc.terms.head import head_templates
+from memcalc.terms.head import head_templates, holds_logits
 from memcalc.terms.order import unread
 from memcalc.terms.pipeline import blocks_before_backward, in_flight
 from memcalc.terms.settings import enters_units_again
@@ -57,6 +57,7 @@ class StepWriter(PassingTerms):
         self.templates: dict[tuple[int, bool, bool], Template] = {}
         self.sent: Run | None = None
         self.shared: list[int] = []
+        self.given: list[int] = []
         self.units = self._units()
 
     def parts(self) -> Iterator[list[Event]]:
@@ -134,8 +135,25 @@ class StepWriter(PassingTerms):
                 cut = 0
                 yield
                 self._begin("forward-last")
+        if self.is_head_late:
+            self.log.free(x)
+        else:
+            self._end_forward(index, x)
+
+    def _end_forward(self, index: int, x: int) -> None:
         self._head_forward(index, x)
         self.units.forwarded()
+
+    @cached_property
+    def is_head_late(self) -> bool:
+        """Whether a micro-batch comes to the head after others of the stage have begun, right before its backward.
+
+        Those in flight on the last stage are in earlier chunks, or have had the head's backward and wait for the pass
+        over weights: one at a time has logits (Megatron-LM 23e00ed core/pipeline_parallel/schedules.py,
+        ``forward_backward_pipelining_with_interleaving``). GPipe runs all forwards first.
+        """
+        waits = self.grid.is_last * (in_flight(self.grid) > 1) & ~self.grid.runs("gpipe")
+        return bool(self.scalar(waits))
 
     def _send(self, run: Run, flowing: int) -> None:
         """Where activations are offloaded: a block's are on their way while the next one's forward runs."""
@@ -186,10 +204,16 @@ class StepWriter(PassingTerms):
         self.heads[index] = run = Run(
             self.head, self._sizes(self.widths[-1], self.head), self._added_by(self.widths[-1])
         )
-        out = run.forward(self.log, x, partial(self.units.hand_over, self.last_unit))
+        out = run.forward(self.log, x, partial(self._hand_over, run))
         if self.head_in_loss is not None:
             self.made[index] = self.head_in_loss.forward(self.log)
         self.log.free(out)
+
+    def _hand_over(self, run: Run) -> None:
+        """The model gives its logits to the loss; a pipeline's stage refers to them until their backward is done."""
+        self.units.hand_over(self.last_unit)
+        if self.scalar(holds_logits(self.census)):
+            self.given += run.pin(self.head.handed_over, 0)
 
     @cached_property
     def head_in_loss(self) -> Chunked | None:
@@ -198,8 +222,11 @@ class StepWriter(PassingTerms):
 
     def _backward(self, index: int) -> None:
         """Head and blocks of one micro-batch, last first."""
+        if self.is_head_late:
+            self._end_forward(index, self.log.alloc(self._input_bytes(), COMPUTE, "output of the last block"))
         gradient, head = self._head_backward(index)
         self._embedding_backward(self._blocks_backward(index, gradient), head)
+        self.log.free_all(self.given)
         self._keep_dummies()
         self.units.finish()
 
@@ -363,10 +390,11 @@ class StepWriter(PassingTerms):
             return Partitioned(self.log, sizes) if partitioned else Whole(self.log, sizes)
         keep = frozenset(range(len(sizes)) if zero == 2 else [self.last_unit])
         if habits.flat_units:
-            return FlatParameter(self.log, sizes, keep=keep, ahead=bool(self.scalar(prefetches(self.census))))
+            ahead, casts = (bool(self.scalar(of(self.census))) for of in (prefetches, casts_to_reduce))
+            return FlatParameter(self.log, sizes, keep=keep, ahead=ahead, casts=casts)
         units, copies = Units(self.census), bool(self.scalar(copies_reduced(self.census)))
         keep |= {self.last_unit - 1} if units.keeps_last else set()
         keep -= {self.last_unit} if self.scalar(units.reshards_root) else set()
         kind = Pipelined if self.scalar(units.pipelined) else PerParameter
         plain, replicated = units.pool == "compute", bool(self.scalar(held_by_replicas(self.grid)))
-        return kind(self.log, sizes, keep=keep, plain=plain, copies=copies, replicated=replicated)
+        return kind(self.log, sizes, roots=self.roots, keep=keep, plain=plain, copies=copies, replicated=replicated)

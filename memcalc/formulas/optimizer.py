@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,8 +33,7 @@ distributed optimizer), the same in DeepSpeed, whose ZeRO knows some optimizers,
 or whole tensors of which each rank updates some (Megatron-LM's layer-wise optimizer)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Temporary:
+class Temporary(NamedTuple):
     """What a step allocates and frees again, in tensors of the step's width."""
 
     local: int = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ FULL = 4
 """Bytes of an fp32 number [bytes]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """Equal parameter tensors of two dimensions or more, as the optimizer sees them on one rank."""
 
     target: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -99,8 +99,7 @@ def _modules(name: str) -> frozenset[str]:
     return frozenset(listed)
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """How a policy treats the blocks of one pipeline stage, as arrays over its layers."""
 
     treated: Array

@@ -57,6 +57,8 @@ def habits_of(framework: str) -> Habits:
     name, at, era = framework.partition("@")
     if name not in FRAMEWORKS:
         raise UnknownNameError("framework", name, f"must be one of {', '.join(FRAMEWORKS)}", FRAMEWORKS)
+    if at and not era:
+        raise InputError("framework", framework, "must name a version or a month after its @, such as hf@4.46")
     eras = FRAMEWORKS[name]
     if name == "deepspeed" and era in deepspeed.NAMED:
         return deepspeed.NAMED[era]
@@ -141,7 +143,8 @@ def holds_logits(framework: str) -> bool:
 
 def _like(known: str, requested: tuple[int, ...]) -> str:
     """The beginning of an era as a month where a month was asked for and the era is named for a release."""
-    return {**fsdp.HF_RELEASED, **megatron.RELEASED}.get(known, known) if requested[1] > LAST_VERSION else known
+    released = {**fsdp.HF_RELEASED, **fsdp.PLAIN_RELEASED, **megatron.RELEASED}
+    return released.get(known, known) if requested[1] > LAST_VERSION else known
 
 
 def _order(framework: str, era: str) -> tuple[int, ...]:

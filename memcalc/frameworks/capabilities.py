@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.errors import CombinationError
 from memcalc.frameworks import habits_of
@@ -111,8 +110,7 @@ def own_code(strategy: Strategy, model: Model | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{side}: {need.code}" for side, need in zip(sides, needs, strict=True)))
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """What somebody has to write, and for what."""
 
     sides: tuple[tuple[str, str], ...]

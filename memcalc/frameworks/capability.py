@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from memcalc.formulas.recompute import PARTS, parse_policy
 from memcalc.frameworks import needs
@@ -77,8 +77,7 @@ def support_of(direct: Iterable[str], values: Iterable[str] = (), code: str = ""
     return Support(direct, {value: special.get(value, code) for value in (*values, *special) if value not in direct})
 
 
-@dataclass(frozen=True)
-class Clash:
+class Clash(NamedTuple):
     """Values of two options that the framework cannot be told together."""
 
     first: tuple[str, tuple[str, ...]]
@@ -127,8 +126,7 @@ PACKING = (
 """What packing of saved tensors does not go with, whatever the framework."""
 
 
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(NamedTuple):
     """What one era of a framework can be told. A field is an option, and its values are those of :func:`values_of`."""
 
     zero: Support
@@ -193,7 +191,7 @@ class Capabilities:
         return (*self.clashes, *PACKING)
 
 
-OPTIONS = tuple(name for name in Capabilities.__dataclass_fields__ if name not in ("clashes", "tuned", "script"))
+OPTIONS = tuple(name for name in Capabilities._fields if name not in ("clashes", "tuned", "script"))
 """The fields that are options."""
 
 

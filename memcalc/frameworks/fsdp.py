@@ -63,6 +63,7 @@ FSDP1 = like(
     fills_experts=False,
     schedules=("1f1b",),
     flat_units=True,
+    reduces_as="compute",  # fsdp/api.py, MixedPrecision: reduce_dtype
     # Transformers 5.23 modeling_utils.py, _set_gradient_checkpointing: layer_index % every_n_layers == 0
     checkpoints_first=True,
     losses=OWN_SCRIPT,
@@ -124,6 +125,8 @@ TITAN_2025_08 = like(
     ends_in_split=True,
     # models/moe.py (MoE.forward), distributed/expert_parallel.py (ExpertParallel, expert_parallel)
     exchanges_rows=True,
+    # 9a8cb98f1 of July 2025: per_op_sac_force_recompute_mm_shapes_by_fqns is ["moe.router.gate"]
+    leaves_router=True,
     source=_TITAN.format("83e694105"),
 )
 TITAN_2025_09 = like(
@@ -159,6 +162,7 @@ TITAN_2026_05 = like(
     own_code=OwnCode(attention={"packed_qkv": True}),
     compiles_parts=False,
     keeps_exchange=(*TITAN_2026_02.keeps_exchange, "qwen3moe"),  # 114151ad4 of March 2026: one list for all models
+    keeps_biased=True,  # the same list: get_default_op_list().compute_intensive_ops, with aten.addmm
     # experiments/graph_trainer/memory_policy.py of 27aa49077
     graph_keeps_matmuls=True,
     losses={**LOSSES, "chunked": losses.CHUNKED_HIDDEN},
@@ -276,3 +280,5 @@ DDP_24 = like(
     source="torch/csrc/distributed/c10d/comm.cpp, ProcessGroupNCCL.cpp (recordStream), torch 2.4 to 2.7",
 )  # fmt: skip
 PLAIN_ERAS = {"plain": (("2.4", PLAIN),), "ddp": (("2.4", DDP_24), ("2.8", DDP))}
+PLAIN_RELEASED = {"2.8": "2025-08"}
+"""The month of PyTorch 2.8 (pypi.org/project/torch), likewise."""

@@ -64,8 +64,7 @@ def _norm(norm: Norm, code: OwnCode) -> Norm:
     return norm.model_copy(update=code.norm) if norm.kind == "rmsnorm" else norm
 
 
-@dataclass(frozen=True)
-class Widths:
+class Widths(NamedTuple):
     """Bytes an element of each copy of a parameter."""
 
     parameter: int
@@ -101,7 +100,7 @@ TORCH_BUCKET = Bucket(bytes=25 * 2**20)
 """Of torch's DDP: ``bucket_cap_mb``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Habits:
     """What one framework does, as columns for the formulas."""
 
@@ -226,6 +225,10 @@ class Habits:
     """Attention kernels whose outputs selective recomputation of operators keeps."""
     keeps_exchange: tuple[str, ...] = ()
     """Architectures of which the same keeps the outputs of all-to-all exchanges."""
+    keeps_biased: bool = False
+    """It keeps the outputs of all layers with a bias (``addmm``) too."""
+    leaves_router: bool = False
+    """It neither keeps nor counts a router's product."""
     compiles_parts: bool = False
     """Of a compiled block with experts each module is compiled apart, inside of the block's checkpoint (torchtitan)."""
     exchanges_rows: bool = False
@@ -257,7 +260,7 @@ class Habits:
     calls_sdpa: bool = True
     """Classes of models call PyTorch's fused attention by themselves, where they can (Transformers from 4.36)."""
     reduces_as: str = ""
-    """In which dtype FSDP reduces gradients by default: `compute` (Accelerate), `weights` (no policy); else fp32."""
+    """In which dtype FSDP reduces gradients by default: `compute` (FSDP 1), `weights` (no policy); else fp32."""
     autocast_over_shards: bool = False
     """Autocast runs over FSDP's own mixed precision (Accelerate)."""
     autocasts_half: bool = False
@@ -303,8 +306,7 @@ class Habits:
     own_code: OwnCode | None = None
     """How the framework's own model code writes every architecture; None where it runs the model's own class."""
     allocator: str = "caching"
-    """caching: PyTorch's, which is replayed; 2021: the same, under a framework of PyTorch before 1.13 whose order of
-    requests is not known well enough for that."""
+    """caching: PyTorch's, which is replayed; 2021: the same before PyTorch 1.13, its order of requests not known."""
     lazy_kernels: bool = True
     """CUDA 11.7 or later, which loads kernels when they are first used: before, the context holds all of them."""
     losses: dict[str, Loss] = field(default_factory=dict)
@@ -326,8 +328,7 @@ def like(base: Habits, name: str, **changes: Any) -> Habits:
     return replace(base, name=name, **changes)
 
 
-@dataclass(frozen=True)
-class Zero:
+class Zero(NamedTuple):
     """The habits of one era; sizes are DeepSpeed's own defaults [elements], where a job's configuration names none."""
 
     contiguous_from: int = 2
@@ -396,5 +397,4 @@ READS = {
 }
 """By framework: who says how weights are loaded."""
 EVALUATION_BATCH = {"hf": 8}
-"""By framework: sequences a rank that evaluation takes by default (transformers 5.23 training_args.py,
-``per_device_eval_batch_size``); elsewhere those of training are assumed."""
+"""By framework: sequences a rank that evaluation takes (transformers 5.23 training_args.py); else those of training."""

@@ -32,7 +32,7 @@ _FULL = Loss(
     frozen=_CHUNKED_HEAD,
     source="litgpt c81800f4 finetune/full.py and pretrain.py; utils.py: chunked_cross_entropy",
 )
-_FULL_2023 = replace(_FULL, rows=0, source="litgpt 069f6584 finetune/full.py: chunk_size=0")
+_FULL_2023 = _FULL._replace(rows=0, source="litgpt 069f6584 finetune/full.py: chunk_size=0")
 
 ATTENTION = {
     "packed_qkv": True,

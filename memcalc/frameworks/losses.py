@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from memcalc.errors import CombinationError
 
 MOST_PARTS = 1024
 """Parts of the rows that are told apart: beyond them parts are taken to be larger, by less than a 200th of all logits.
@@ -12,8 +14,7 @@ litgpt's have 128 rows, so that a sequence of 128k tokens is still exact.
 """
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """Liger's cross entropy with the head in it: what it makes of the logits of one chunk of rows after another."""
 
     steps: tuple[tuple[str, int], ...] = (("logits", 0),)
@@ -61,8 +62,7 @@ LIGER_06 = Linear(
 LIGER = Linear(lets_go=True, source=f"{_LINEAR} v0.8.3: one buffer of logits, gradients added by addmm in place")
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
     """One way to compute the cross entropy of a head's logits."""
 
     kernel: Literal["log-softmax", "in-place", "compiled", "vocab-parallel", "vocab-parallel-fused", "loss-parallel"]
@@ -101,6 +101,14 @@ class Loss:
     source: str = ""
     """The code that was read, with its version."""
 
+    def uncast(self) -> Loss:
+        """The same where a script gives 16-bit logits to ``cross_entropy`` as they are, and unshifted.
+
+        >>> HF_445.uncast().upcast, HF_445.uncast().shifted_copy
+        ('none', False)
+        """
+        return Loss(self.kernel, upcast="none", held=self.held, linear=self.linear, source=_UNCAST)
+
     def of(self, seq_len: int, *, trainable: bool, compiled: bool = False, again: bool = False) -> Loss:
         """The loss of sequences of a length [tokens], with its number of parts; a compiled one casts inside its kernel.
 
@@ -108,12 +116,13 @@ class Loss:
         """
         loss = self if trainable or self.frozen is None else self.frozen
         parts = min(-(-seq_len // loss.rows), MOST_PARTS) if loss.rows else loss.chunks
-        loss = replace(loss, frozen=None, again=again and loss.held, chunks=parts)
+        loss = loss._replace(frozen=None, again=again and loss.held, chunks=parts)
         if not (compiled and loss.compiles) or loss.kernel != "log-softmax":
             return loss
-        return replace(loss, kernel="compiled", upcast="none" if loss.upcast == "loss" else loss.upcast)
+        return loss._replace(kernel="compiled", upcast="none" if loss.upcast == "loss" else loss.upcast)
 
 
+_UNCAST = "lightning-thunder 9580411e1 thunder/benchmarks/benchmark_litgpt.py: cross_entropy(logits.reshape(...))"
 _OLD = "Transformers 4.45, modeling_llama.py: logits.float(), shift_logits.contiguous(); modeling_gpt2.py: no float()"
 _MIDDLE = "Transformers 4.46 to 4.48, loss/loss_utils.py: ForCausalLMLoss shifts the logits"
 _NEW = "Transformers 5.23, loss/loss_utils.py: ForCausalLMLoss shifts the labels"
@@ -145,8 +154,7 @@ CHUNKED_HIDDEN = Loss(
     source="torchtitan 786e26f8e: ChunkedCELoss, eight chunks of hidden states",
 )
 LOSS_PARALLEL = Loss("loss-parallel", source="torch/distributed/tensor/parallel/loss.py")
-LOSS_PARALLEL_2024_03 = replace(
-    LOSS_PARALLEL,
+LOSS_PARALLEL_2024_03 = LOSS_PARALLEL._replace(
     upcast="model",
     held=True,
     source="torchtitan ed04380aa (2024-03-05) to e29b6b4d4 (2024-06-12): loss_parallel of output.float(), which "
@@ -164,9 +172,21 @@ HUGGING_FACE = {"standard": HF_NEW, "fused-kernel": HF_IN_PLACE, "chunked": CHUN
 _RETURNED = "; Accelerate 1.15, utils/operations.py: ConvertOutputsToFp32, where accelerator.py has native_amp"
 TRAINER = {
     **HUGGING_FACE,
-    "standard": replace(HF_NEW, widened=True),
-    "fused-kernel": replace(HF_IN_PLACE, widened=True, source=_CAST + _RETURNED),
+    "standard": HF_NEW._replace(widened=True),
+    "fused-kernel": HF_IN_PLACE._replace(widened=True, source=_CAST + _RETURNED),
 }
 """The same under Accelerate's autocast, which DeepSpeed does without. The standard loss has room for the copy."""
-TRAINER_449 = {**TRAINER, "standard": replace(TRAINER["standard"], linear=LIGER_05)}
-TRAINER_50 = {**TRAINER, "standard": replace(TRAINER["standard"], linear=LIGER_06)}
+TRAINER_449 = {**TRAINER, "standard": TRAINER["standard"]._replace(linear=LIGER_05)}
+TRAINER_50 = {**TRAINER, "standard": TRAINER["standard"]._replace(linear=LIGER_06)}
+
+
+def check_uncast(given: Mapping[str, Any], losses: Mapping[str, Loss], usual: str) -> None:
+    """Refuse a loss of 16-bit logits where something else computes it, or casts them."""
+    if not given["fields"].get("uncast_loss"):
+        return
+    loss = given.get("loss") or usual
+    if loss != "standard" or losses["standard"].kernel != "log-softmax":
+        raise CombinationError("strategy.uncast_loss", True, f"is a loop's own cross entropy, not --loss {loss}")
+    if given["fields"].get("autocast") or str(given.get("precision", "")).endswith("-autocast"):
+        allowed = "autocast casts what a cross entropy is given to fp32: leave it out"
+        raise CombinationError("strategy.uncast_loss", True, allowed)

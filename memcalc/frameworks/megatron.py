@@ -5,7 +5,6 @@ What Megatron-LM can be told, by its version: flags of training/arguments.py, an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.formulas.optimizer_states import STATE_BYTES
@@ -51,10 +50,10 @@ def narrowed(widths: Widths, fixed: SharedSettings, precision: str, habits: Habi
         return widths
     moments = {"moment": STATE_BYTES[fixed.exp_avg_dtype], "second_moment": STATE_BYTES[fixed.exp_avg_sq_dtype]}
     if not holds_main_weights(fixed, habits):
-        return replace(widths, **moments)
+        return widths._replace(**moments)
     halved = stores_remainders(fixed, precision, habits) or fixed.main_params_dtype == "fp16"
     master = min(widths.master, 2) if halved else widths.master
-    return replace(widths, master=master, step_gradient=0, **moments)
+    return widths._replace(master=master, step_gradient=0, **moments)
 
 
 def widened(fixed: SharedSettings, habits: Habits) -> tuple[str, ...]:
@@ -88,7 +87,7 @@ _NARROW_STATES = (
     ),
     Clash(
         ("precision_aware", ("true",)),
-        ("optimizer", ("sgd-momentum", "lion", "muon", "soap")),
+        ("optimizer", ("sgd", "sgd-momentum", "lion", "muon", "soap")),
         why="Megatron-LM's precision-aware optimizer is Adam: --optimizer adamw",
     ),
     Clash(
@@ -186,10 +185,9 @@ MEGATRON = Capabilities(
 )
 """Megatron-LM's flags at d98e8a64 (core 0.20): training/arguments.py, validate_args; core/optimizer/__init__.py."""
 _MOMENTS_CORE_11 = Support(("fp32", "fp16", "fp8"))
-MEGATRON_CORE_11 = replace(MEGATRON, exp_avg_dtype=_MOMENTS_CORE_11, exp_avg_sq_dtype=_MOMENTS_CORE_11)
+MEGATRON_CORE_11 = MEGATRON._replace(exp_avg_dtype=_MOMENTS_CORE_11, exp_avg_sq_dtype=_MOMENTS_CORE_11)
 """Before moments in bf16 (9d509a03b4, core 0.13)."""
-MEGATRON_CORE_10 = replace(
-    MEGATRON,
+MEGATRON_CORE_10 = MEGATRON._replace(
     precision_aware=NEVER,
     main_params_dtype=Support(("fp32",)),
     exp_avg_dtype=Support(("fp32",)),
@@ -197,8 +195,7 @@ MEGATRON_CORE_10 = replace(
     clashes=tuple(clash for clash in MEGATRON.clashes if clash not in _NARROW_STATES),
 )
 """Before ``--use-precision-aware-optimizer`` and the dtypes of its states (47a175b4c4, core 0.11)."""
-MEGATRON_CORE_05 = replace(
-    MEGATRON_CORE_10,
+MEGATRON_CORE_05 = MEGATRON_CORE_10._replace(
     parallel=Support(MEGATRON.parallel.direct[:-1]),
     moe_dispatcher=Support(("alltoall", "allgather")),
     ep_overlap=NEVER,
@@ -211,8 +208,7 @@ MEGATRON_CORE_05 = replace(
 
 Core 0.11 has CUDA graphs, core 0.12 DeepEP, core 0.14 ``--overlap-moe-expert-parallel-comm``.
 """
-MEGATRON_2021 = replace(
-    MEGATRON_CORE_10,
+MEGATRON_2021 = MEGATRON_CORE_10._replace(
     zero=Support(("0",)),
     precision=Support(("bf16-mixed", "fp16-mixed", "fp32")),
     reduce_dtype=Support(("fp32",)),

@@ -7,8 +7,6 @@ not: adapters, experts, encoders. torchtitan: config/job_config.py of 0.2.2.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memcalc.frameworks import needs
 from memcalc.frameworks.capability import EITHER, SPLITS, Capabilities, Clash, Support, offloads, support_of
 from memcalc.specs.strategy import OPTIMIZERS
@@ -119,8 +117,8 @@ LAUNCHED = Capabilities(
     clashes=(_CHECKPOINTED_ALONE, *_FORMS),
 )
 """FSDP 2 under Accelerate, the Trainer and axolotl."""
-FSDP2 = replace(SCRIPT, tuned=LAUNCHED)
-FSDP1 = replace(LAUNCHED, recompute=recompute("every"), parallel=Support(("dp", "hsdp")), uneven=Support())
+FSDP2 = SCRIPT._replace(tuned=LAUNCHED)
+FSDP1 = LAUNCHED._replace(recompute=recompute("every"), parallel=Support(("dp", "hsdp")), uneven=Support())
 """FSDP 1 under Accelerate, whose hybrid strategies shard within a node."""
 _TITAN_PRECISIONS = ("bf16-mixed", "fp32", "bf16", "fp8-mixed")
 TITAN_PIPELINED = ("LlamaForCausalLM", "Llama4ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
@@ -174,15 +172,13 @@ TITAN = Capabilities(
     ),
 )
 """torchtitan, whose losses and schedules its eras have; stages are cut where the config names their modules."""
-TITAN_2024 = replace(
-    TITAN,
+TITAN_2024 = TITAN._replace(
     parallel=Support(
         TITAN.parallel.direct[:-1], {**TITAN.parallel.code, "hsdp": needs.REPLICAS}, TITAN.parallel.classes
-    ),
+    )
 )
 """Before ``data_parallel_replicate_degree`` (db6b39acd of September 2024)."""
-TITAN_AMP = replace(
-    TITAN,
+TITAN_AMP = TITAN._replace(
     precision=support_of((*_TITAN_PRECISIONS, "bf16-autocast"), ("fp16-mixed", "fp16-autocast"), needs.FP16),
     clashes=(
         *TITAN.clashes,
@@ -193,12 +189,11 @@ TITAN_AMP = replace(
     ),
 )
 """With autocast on a single GPU (``maybe_enable_amp``)."""
-TITAN_DEEPEP = replace(TITAN_AMP, moe_dispatcher=Support(("alltoall", "deepep")))
+TITAN_DEEPEP = TITAN_AMP._replace(moe_dispatcher=Support(("alltoall", "deepep")))
 """With ``expert_parallel_comm_backend`` (distributed/deepep of December 2025)."""
 _CODE = {name: text for name, text in needs.LOSS.items() if name not in ("chunked", "parallel")}
 _CHUNKED = "write the configuration of a torchtitan after 0.2.2 in Python (loss=ChunkedCELoss.Config()) yourself"
-TITAN_CHUNKED = replace(
-    TITAN,
+TITAN_CHUNKED = TITAN._replace(
     zero=Support(("3", "2")),
     clashes=TITAN.clashes[:-1],
     moe_dispatcher=TITAN_DEEPEP.moe_dispatcher,
@@ -221,12 +216,11 @@ TRAINER = Capabilities(
     clashes=(_CHECKPOINTED_ALONE, *_FORMS),
 )
 """DistributedDataParallel, and one GPU without shards, under the Trainer."""
-PLAIN = replace(TRAINER, parallel=Support(), recompute=recompute())
+PLAIN = TRAINER._replace(parallel=Support(), recompute=recompute())
 """One GPU, on which the Trainer's every-K begins with another block."""
 _SHARDED = ("zero", ("2", "3"))
 _PARAMS = ("params", "params,activations")
-HF = replace(
-    TRAINER,
+HF = TRAINER._replace(
     reduce_dtype=Support(("fp32", "bf16")),
     zero=Support(("0", "3"), {"2": "say SHARD_GRAD_OP in Accelerate's YAML, and leave the Trainer's fsdp out"}),
     precision=Support((*_AUTOCAST.direct, "bf16-mixed", "fp16-mixed"), {"fp8-mixed": needs.FP8}),
@@ -265,23 +259,20 @@ DEEPSPEED_17 = Capabilities(
         Clash(("optimizer", ("lion", "muon")), ("optimizer_impl", ("foreach",)), _INITIALIZE),
     ),
 )
-DEEPSPEED = replace(
-    DEEPSPEED_17,
+DEEPSPEED = DEEPSPEED_17._replace(
     parallel=Support(
         ("dp", "tp"), {**_PIPELINED, "cp": "launch it with Accelerate, whose parallelism_config has sp_size"}
-    ),
+    )
 )
 """DeepSpeed's JSON beside the Trainer's arguments: edaa722 runtime/config.py, runtime/zero/config.py; AutoTP."""
-MEGATRON_DEEPSPEED = replace(
-    DEEPSPEED,
+MEGATRON_DEEPSPEED = DEEPSPEED._replace(
     recompute=Support(("none", "full", "uniform"), {k: v for k, v in needs.RECOMPUTE.items() if k != "uniform"}),
     offload=offloads(("none", "optimizer"), {"params": "train without the pipeline engine", **DEEPSPEED.offload.code}),
     parallel=Support(("dp", "tp", "pp")),
     loss=Support(("standard", "parallel"), {"fused-linear": needs.LOSS["fused-linear"]}),
 )
 """Megatron-DeepSpeed 541b967: ``--checkpoint-activations --checkpoint-num-layers``."""
-SCALING = replace(
-    MEGATRON_DEEPSPEED,
+SCALING = MEGATRON_DEEPSPEED._replace(
     zero=support_of((), ("1", "0"), _SCALING),
     recompute=Support(("none", "full"), needs.RECOMPUTE),
     offload=offloads(("none",), {}),
@@ -337,5 +328,5 @@ TORCHTUNE = Capabilities(
     clashes=(Clash(("recompute", ("none",)), _CHECKPOINTED_ALONE.second, needs.ACTIVATION_OFFLOAD),),
 )
 """torchtune's YAML: recipes/full_finetune_distributed.py of bd2a0fc7c."""
-TORCHTUNE_2024 = replace(TORCHTUNE, parallel=Support(("dp",), {"hsdp": needs.REPLICAS}))
+TORCHTUNE_2024 = TORCHTUNE._replace(parallel=Support(("dp",), {"hsdp": needs.REPLICAS}))
 """Before ``data_parallel_replicate_dim`` (d3ab3b7c9 of April 2025)."""

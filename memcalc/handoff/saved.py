@@ -19,6 +19,7 @@ from memcalc.files import asks, output_path, replacing
 from memcalc.formulas.recompute import parse_policy
 from memcalc.frameworks import habits_of
 from memcalc.frameworks.capabilities import capabilities_of
+from memcalc.planner.answer import strategy_of
 from memcalc.planner.choice import SMALLER
 from memcalc.planner.job import CHOSEN, pinned, with_query
 from memcalc.results.estimates import Estimate
@@ -78,17 +79,11 @@ def _unchanged(plan: Plan) -> dict[str, Any]:
     layout = {name: getattr(strategy, name) for name in DEGREES}
     pipeline = {"pp_schedule": strategy.pp_schedule, "vpp": strategy.vpp} if strategy.pp > 1 else {}
     return {
-        "seq_len": plan.job.options["seq_len"],
-        "framework": strategy.framework,
-        "gpus": plan.gpus,
-        "global_batch": plan.global_batch,
-        "precision": strategy.precision,
-        "optimizer": strategy.optimizer,
-        **layout,
-        **({"sp": strategy.sp} if strategy.tp > 1 else {}),
-        **pipeline,
+        "seq_len": plan.job.options["seq_len"], "framework": strategy.framework, "gpus": plan.gpus,
+        "global_batch": plan.global_batch, "precision": strategy.precision, "optimizer": strategy.optimizer,
+        **layout, **pipeline, **({"sp": strategy.sp} if strategy.tp > 1 else {}),
         **({"offload_to": strategy.offload_to} if strategy.offload else {}),
-    }
+    }  # fmt: skip
 
 
 def _open(plan: Plan, options: Mapping[str, Value], dirs: tuple[str, ...]) -> dict[str, Any]:
@@ -229,7 +224,9 @@ def _saved(plan: Plan, job: JobRecord, preset_dirs: Iterable[str]) -> SavedPlan:
         raise InputError("plan", job.module["module"], "a module trains with its own code; nothing is exported to it")
     safer = fallbacks(plan, job.options, dirs)
     pinned = {"micro_batch", "recompute", "zero", "offload"} & job.options.keys()
-    saved = SavedPlan(
+    keywords = {**plan.job.keywords(), "preset_dirs": dirs}  # a file never holds a plan that its job does not come to
+    _same(plan.strategy, strategy_of(api.single(**keywords).grid))
+    return SavedPlan(
         version=__version__,
         job=job,
         asked=command_line(job),
@@ -238,8 +235,6 @@ def _saved(plan: Plan, job: JobRecord, preset_dirs: Iterable[str]) -> SavedPlan:
         no_fallback="" if safer else PINNED if pinned else SMALLEST,
         notes=tuple(_not_carried(plan.job, dirs)),
     )
-    estimate_of(saved, preset_dirs=dirs)  # a file never holds a plan that its own job does not come to
-    return saved
 
 
 def dirs_of(job: JobRecord, preset_dirs: Iterable[str]) -> tuple[str, ...]:
@@ -388,12 +383,18 @@ def estimate_of(
     return estimated_again(plan, dirs_of(plan.job, preset_dirs), timeline=timeline)
 
 
-def estimated_again(plan: Plan | Estimate, dirs: tuple[str, ...], *, timeline: bool = False) -> Estimate:
+def estimated_again(
+    plan: Plan | Estimate, dirs: tuple[str, ...], *, timeline: bool = False, advice: bool = True
+) -> Estimate:
     """Estimate a plan by its own job, which must come to its strategy."""
-    estimate = api.estimate(**{**plan.job.keywords(), "preset_dirs": dirs}, timeline=timeline)
-    was, now = plan.strategy.model_dump(), estimate.strategy.model_dump()
-    other = next((name for name in was if was[name] != now[name]), None)
-    if other is not None:
-        allowed = f"its job resolves to {now[other]!r} with memcalc {__version__}: give it, and plan again"
-        raise InputError(f"strategy.{other} of the saved plan", was[other], allowed)
+    estimate = api.estimate(**{**plan.job.keywords(), "preset_dirs": dirs}, timeline=timeline, advice=advice)
+    _same(plan.strategy, estimate.strategy)
     return estimate
+
+
+def _same(saved: Strategy, resolved: Strategy) -> None:
+    was, now = saved.model_dump(), resolved.model_dump()
+    for name in was:
+        if was[name] != now[name]:
+            allowed = f"its job resolves to {now[name]!r} with memcalc {__version__}: give it, and plan again"
+            raise InputError(f"strategy.{name} of the saved plan", was[name], allowed)

@@ -157,7 +157,7 @@ def write_plan(plan: Plan | Estimate, to: str, path: Path | None, dirs: tuple[st
     """Write one plan in a format, and prove that what is written is the plan."""
     form = get_format(to)
     target = Path(usual_name(form)) if path is None else path / usual_name(form) if asks(path.is_dir) else path
-    estimate = estimated_again(plan, dirs)
+    estimate = estimated_again(plan, dirs, advice=False)
     job = _job(plan, estimate, form, target, dirs)
     check, runs = check_command(form, _files(form, job, target), plan.job, estimate, dirs)
     files = _files(form, replace(job, check=check), target)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import CombinationError, UncountedError
 from memcalc.frameworks import habits_of
-from memcalc.specs.adapters import EVERY, JOINED, ON_STACKS, release
+from memcalc.specs.adapters import EVERY, JOINED, ON_STACKS, in_class, release
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.adapted_layers import adaptable_targets, adapted_tensors
 from memcalc.terms.tensors import linear_layers, outside_matrices
@@ -122,6 +122,8 @@ def check_splits(fixed: SharedSettings, layout: Layout, model: Model) -> None:
 
 def splitting(layouts: list[Layout], fixed: SharedSettings, model: Model) -> list[Layout]:
     """Those of some layouts that split the adapters; the first one's error where none does."""
+    if fixed.adapters is None:
+        return layouts
     able, error = [], None
     for layout in layouts:
         try:
@@ -306,6 +308,7 @@ def _peft(request: Request) -> str:
 
 def targets_in(request: Request, lora: Lora, model: Model, habits: Habits) -> tuple[str, ...]:
     """The same under the PEFT of a request, or of Megatron-LM's layers."""
+    lora = lora.model_copy(update={"targets": in_class(lora.targets, model.architecture)})
     if habits.packed_weights:
         return megatron_targets(request, lora, model, habits)
     return resolved_targets(lora, model, habits, _peft(request))

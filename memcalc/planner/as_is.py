@@ -23,6 +23,8 @@ FRAMEWORKS = ("hf", "fsdp2", "fsdp1", "ddp", "deepspeed", "plain")
 """Those that train any module as it is."""
 DEGREES = ("tp", "pp", "cp", "ep")
 USUAL = ("none", "model", None, False)
+OF_PYTORCH = frozenset({"efficient", "math", "sdpa", "cudnn"})
+"""Kernels behind PyTorch's ``scaled_dot_product_attention``."""
 
 
 def refuse_told(request: Request, reasons: Mapping[str, str]) -> None:
@@ -73,6 +75,25 @@ LEFT_OUT = {
     "autocast": "of a recording the precision says whether autocast is on: give --precision bf16-autocast",
     "also_train": "what is trained is what the factory leaves with requires_grad",
 }
+
+
+def check_kernel(kernel: str | None, model: Model) -> None:
+    """Refuse a kernel of attention that the model's own class does not take: the run would stop at its start.
+
+    Source: Transformers 5.24 ``modeling_utils.py``, ``_sdpa_can_dispatch`` and ``_flash_attn_can_dispatch``, which
+    raise by the class's ``_supports_sdpa`` and ``_supports_flash_attn``.
+
+    Raises
+    ------
+    CombinationError
+        If the class has no such kernel.
+    """
+    kinds = model.attentions
+    if kernel in OF_PYTORCH | {"flash"} and not all(kind.fused for kind in kinds):
+        raise CombinationError("attention", kernel, f"the class of {model.name} has no fused attention; use eager")
+    if kernel in OF_PYTORCH and not all(kind.sdpa for kind in kinds):
+        allowed = f"the class of {model.name} has none of PyTorch's kernels; use eager or flash"
+        raise CombinationError("attention", kernel, allowed)
 
 
 def check_recorded(request: Request, model: Model) -> None:

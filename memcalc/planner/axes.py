@@ -18,7 +18,15 @@ from memcalc.planner.adapted_layers import check_splits, splitting
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.as_is import known_precisions, policies_for, recorded_optimizers
 from memcalc.planner.direct import check_direct, check_replicated, clashes_for, kinds, usual, with_replicas
-from memcalc.planner.grid_parts import by_defaults, by_loss, by_stages, check_countable
+from memcalc.planner.grid_parts import (
+    by_defaults,
+    by_loss,
+    by_stages,
+    check_countable,
+    expert_ways,
+    refuse_batch,
+    repeats,
+)
 from memcalc.planner.optimizers import (
     GALORE,
     adapter_fields,
@@ -29,8 +37,8 @@ from memcalc.planner.optimizers import (
     galore_fields,
     possible,
 )
-from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for, splitting_experts
-from memcalc.planner.request import MICRO_BATCHES, Request, batch_of
+from memcalc.planner.pipelines import check_layout, check_split, layouts_for, splits_for
+from memcalc.planner.request import Request, batch_of, micro_batches_of
 from memcalc.specs.options import BY_NAME, DEGREES, SHARED, SharedSettings
 from memcalc.specs.strategy import OPTIMIZERS
 
@@ -119,7 +127,7 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     zero = defaults.stage_for(request, habits, layout.gpus)
     frozen = defaults.is_frozen(request)
     able = defaults.precisions_for(gpu, habits, zero, frozen=frozen, split=layout.tp * layout.pp > 1)
-    precision = str(request.get("precision", [*known_precisions(model, able), *able][0]))
+    precision = str(request.get("precision", next(iter([*known_precisions(model, able), *able]), "bf16")))
     defaults.check_precision(precision, gpu, habits, zero, frozen=frozen)
     micro_batch = int(request.get("micro_batch", 1))
     sharded = defaults.is_sharded(habits, zero, layout.dp)
@@ -132,10 +140,8 @@ def single_strategy(request: Request, model: Model, gpu: GPU, node: Node) -> Gri
     check_splits(fixed, layout, model)
     pipes.check_chunks(model, fixed, layout, habits)
     check_stage(fixed, habits, precision, zero)
-    if fixed.global_batch % (layout.dp * micro_batch):
-        product = f"{micro_batch} x {layout.dp} = {layout.dp * micro_batch}"
-        allowed = f"micro-batch x data-parallel ranks = {product} must divide it"
-        raise CombinationError("global-batch", fixed.global_batch, allowed)
+    product = f"micro-batch x data-parallel ranks = {micro_batch} x {layout.dp}"
+    refuse_batch(fixed.global_batch, [layout.dp * micro_batch], product)
     if fixed.optimizer_in_backward and fixed.global_batch > layout.dp * micro_batch:
         allowed = f"no accumulation is possible, so global-batch must be {layout.dp * micro_batch}"
         raise CombinationError("optimizer-in-backward", True, allowed)
@@ -200,22 +206,13 @@ def space(request: Request, model: Model, gpu: GPU, node: Node, gpus: int) -> tu
                 options = {name: value for name, value in pinned.items() if value is not None}
                 grids += [
                     replace(part, offloads=tuple(c for c in part.offloads if not repeats(c, tier, tiers[:index])))
-                    for grid in _grids(request, options, splits, model, gpu, node, gpus, habits)
-                    for even in by_stages(grid, request, habits, model.num_layers)
-                    for alike in by_loss(even, request, habits)
-                    for part in by_defaults(alike, request, habits, model, gpu)
+                    for way, of_way in expert_ways(request, habits, model)
+                    for grid in _grids(way, options, splits, model, gpu, node, gpus, habits)
+                    for even in by_stages(of_way(grid), way, habits, model.num_layers)
+                    for alike in by_loss(even, way, habits)
+                    for part in by_defaults(alike, way, habits, model, gpu)
                 ]
     return tuple(grid for grid in grids if grid.offloads)
-
-
-def repeats(choice: tuple[str, ...], tier: str, earlier: Sequence[str]) -> bool:
-    """Whether an offload is the same on a tier as on one before it.
-
-    Nothing offloaded has no tier, and activations do not leave host memory for NVMe.
-    """
-    by_host = {"cpu", "nvme"}
-    alike = choice == ("activations",) and tier in by_host and bool(by_host & set(earlier))
-    return bool(earlier) and (not choice or alike)
 
 
 def check_pinned(request: Request, habits: Habits, node: Node, model: Model) -> None:
@@ -297,7 +294,8 @@ def _grid(
     fixed = fixed_part(job_request, habits, model, gpu, precisions, gpus, sharded=False)
     check_narrow(fixed, precisions)
     check_countable(model, fixed.seq_len, 1, attention=fixed.attention)
-    layouts = splitting(layouts_of(job_request, model, node, gpus, fixed.seq_len, habits), fixed, model)
+    deep = depths if fixed.adapters is None else ()  # of adapters it is said where no layout at all splits them
+    layouts = splitting(layouts_of(job_request, model, node, gpus, fixed.seq_len, habits, deep), fixed, model)
     stages = {(layout.pp, layout.vpp, layout.schedule): layout for layout in layouts}
     parted = {key for key, layout in stages.items() if pipes.can_part(model, fixed, layout, habits)}
     fitting = [layout for layout in layouts if (layout.pp, layout.vpp, layout.schedule) in parted]
@@ -307,7 +305,7 @@ def _grid(
     replicated = with_replicas(wanted, job_request, habits, model, node)
     if not replicated:
         return None
-    sizes = [m for m in MICRO_BATCHES if fixed.global_batch % m == 0]
+    sizes = micro_batches_of(fixed.global_batch)
     divisors = [m for m in range(1, fixed.global_batch + 1) if fixed.global_batch % m == 0]
     recomputes = direct.allowed(policies_for(model, direct.policies(model)), fixed, precisions, habits)
     zeros = defaults.zero_stages(job_request, habits, gpus)
@@ -319,7 +317,7 @@ def _grid(
         tuple(_values(job_request, "recompute", usual(request, habits, model, "recompute", recomputes))),
         tuple(_values(job_request, "zero", usual(request, habits, model, "zero", zeros))),
         tuple(dict.fromkeys(habits.moved(value) for value in _values(job_request, "offload", offloads))),
-        tuple(_values(job_request, "micro_batch", sizes or [1], divisors)),
+        tuple(_values(job_request, "micro_batch", sizes, divisors)),
         sequence=model.sequence,
         clashes=clashes_for(request, habits, model),
     )
@@ -331,19 +329,23 @@ def offloads_of(habits: Habits) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(habits.moved(choice) for choice in choices))
 
 
-def layouts_of(request: Request, model: Model, node: Node, gpus: int, seq_len: int, habits: Habits) -> list[Layout]:
-    """The legal layouts over the degrees that are wanted, replicas apart; sequence parallelism both ways if open."""
+def layouts_of(
+    request: Request, model: Model, node: Node, gpus: int, seq_len: int, habits: Habits, depths: tuple[int, ...] = ()
+) -> list[Layout]:
+    """The legal layouts of all wanted degrees (``depths`` of pp), replicas apart; sequence parallelism both ways."""
     if gpus > 1 and habits.name == "plain":
         return []
     degrees = [_degrees(request, name, model, gpus, node, habits) for name in DEGREES if name != "dp_replicate"]
+    degrees[1] = [pp for pp in degrees[1] if not depths or pp in depths]
     sp = _sequence(request, habits)
     ways: list[bool | None] = [sp]
     if sp is None:  # a framework that always has it beside TP has it nowhere else
         ways = [None if way else False for way in _values(request, "sp", _ways(request, habits, model))]
     pipelines = pipes.pipelines_for(request, habits, kinds(request, habits, model))
-    layouts = chain(*(layouts_for(model, gpus, degrees, seq_len, sp=way, pipelines=pipelines) for way in ways))
-    split = splitting_experts(layouts, request.given.get("fields", {}).get("etp", 0))
-    return list(dict.fromkeys(layout for layout in split if layout.tp > 1 or not layout.sp))
+    split = int(request.given.get("fields", {}).get("etp", 0))
+    common: dict[str, Any] = {"pipelines": pipelines, "expert_tp": split}
+    layouts = chain(*(layouts_for(model, gpus, degrees, seq_len, sp=way, **common) for way in ways))
+    return list(dict.fromkeys(layout for layout in layouts if layout.tp > 1 or not layout.sp))
 
 
 def _ways(request: Request, habits: Habits, model: Model) -> list[bool]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from memcalc.frameworks import habits_of
 from memcalc.ledger import ALWAYS, PHASES, Ledger, computed
-from memcalc.planner.request import MICRO_BATCHES
+from memcalc.planner.request import micro_batches_of
 from memcalc.planner.stage_peaks import at_stage
 from memcalc.results.estimates import ActivationBudget, TermFacts
 from memcalc.terms.build import build_ledger
@@ -135,7 +135,7 @@ class Variants:
         """The largest micro-batch that fits and divides the global batch; 0 where none does."""
         grid = self.census.grid
         ranks = grid.layouts[0].dp
-        sizes = sorted({m for m in MICRO_BATCHES if grid.fixed.global_batch % (m * ranks) == 0} | {1})
+        sizes = micro_batches_of(grid.fixed.global_batch // ranks)
         fits = self.fitting(self.beside(micro_batches=tuple(sizes)))
         return max((size for size, fit in zip(sizes, fits, strict=True) if fit), default=0)
 

@@ -15,16 +15,21 @@ from memcalc.planner import defaults
 from memcalc.planner.as_is import check_class
 from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
+from memcalc.planner.costs import ROUNDING
 from memcalc.planner.direct import is_launched, smaller_losses
 from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
 from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
+from memcalc.planner.search import Wanted
+from memcalc.planner.shortlist import shortlists
 from memcalc.results.plans import Nearest, RemedyGroup
 from memcalc.specs.job import JobRecord, command_line
 
 if TYPE_CHECKING:
     from memcalc.planner.job import PlanJob
 
+ADAPTED = 128
+"""GPUs up to which adapters are proposed in the place of weights: who has more trains the whole model."""
 NEARLY = 2.0
 """Times the capacity up to which a change that does not suffice is named."""
 EXPANDABLE = {"strategy.expandable_segments": True}
@@ -137,6 +142,15 @@ class Search:
         except MemcalcError:
             return None
 
+    def may_reach(self, change: Change, speed: float) -> bool:
+        """Whether a plan runs with a change that is as fast [tokens/s per GPU]: a search for no slower one."""
+        most = 1 / (speed * self.gpus) * (1 + ROUNDING)
+        try:
+            lists = shortlists(self.changed(change), [self.gpus], Wanted(most=most))
+        except MemcalcError:
+            return False
+        return any(short.first(limit=most) is not None for short in lists.values())
+
     def answer(self, change: Change, plan: SimulatedPlan) -> Nearest:
         """What is told of it, with what leaves the GPU."""
         if plan.strategy.offload and "offload" not in change.options and not self.given.get("offload"):
@@ -217,17 +231,47 @@ class Search:
 
     @cached_property
     def numerics(self) -> list[Change]:
-        """Another update of the weights."""
-        frozen = defaults.is_frozen(self.job.request)
-        narrow = [Change("numerics", {"precision": "bf16"})] if self.given.get("precision") != "bf16" else []
+        """Another update of the weights; last the one that has no fp32 copy of them."""
+        frozen, precision = defaults.is_frozen(self.job.request), self.given.get("precision")
+        sums = {"strategy.reduce_dtype": "bf16"} if self._may_sum_in_16_bits(precision) else {}
+        summed = [Change("numerics", {}, sums)] if sums else []
+        narrow = [Change("numerics", {"precision": "bf16"})] if precision != "bf16" else []
         eight = [Change("numerics", {"optimizer": "adamw-8bit"})] if self._is_adamw else []
-        return [] if frozen else narrow + eight
+        return [] if frozen else summed + eight + narrow
+
+    @property
+    def paged(self) -> list[Change]:
+        """What trains all weights on one small GPU, the smallest change first: 8-bit states in unified memory.
+
+        torchtune 02d70355 recipes/configs/llama3_1/8B_full_single_device.yaml: bf16, ``PagedAdamW8bit``, updated in
+        backward, which takes one micro-batch a step, and logits in parts.
+        """
+        if self.gpus > 1 or not self._is_adamw or defaults.is_frozen(self.job.request):
+            return []
+        changes = [Change("numerics", {"precision": "bf16", "optimizer": "paged-adamw-8bit"})]
+        if "global_batch" not in self.given and "global_batch" not in self.job.request.choices:
+            changes.append(changes[0].beside(Change("numerics", {"optimizer_in_backward": True, "global_batch": 1})))
+            changes += [
+                changes[-1].beside(replace(loss, group="numerics")) for loss in self.free if "loss" in loss.options
+            ]
+        return changes
+
+    def _may_sum_in_16_bits(self, precision: str | None) -> bool:
+        """Whether gradients are in fp32 that Megatron-LM can keep in bf16, as NVIDIA's tuned recipes do.
+
+        Megatron-Bridge 0.7 perf_recipes/_common.py, ``_perf_precision``: ``grad_reduce_in_fp32`` is off in all of them.
+        """
+        able = defaults.habits_for(self.job.request)[1].narrow_gradients and self.job.gpu.supports("bf16")
+        return able and precision in (None, "bf16-mixed", "fp8-mixed") and "reduce_dtype" not in self.given["fields"]
 
     @cached_property
     def adapters(self) -> list[Change]:
         """Fewer trained parameters."""
         _, habits = defaults.habits_for(self.job.request)
-        frozen = {} if defaults.is_frozen(self.job.request) else {"lora": str(habits.lora_rank)}
+        trains_all = not defaults.is_frozen(self.job.request)
+        if trains_all and self.gpus > ADAPTED:
+            return []
+        frozen = {"lora": str(habits.lora_rank)} if trains_all else {}
         group: RemedyGroup = "fewer trained parameters"
         quantised = self.given.get("quantize", "none") != "none"
         return [Change(group, frozen)] * bool(frozen) + [Change(group, {**frozen, "quantize": "nf4"})] * (not quantised)

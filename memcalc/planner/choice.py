@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.errors import MemcalcError
 from memcalc.planner import axes
@@ -42,8 +41,7 @@ FASTEST_ONLY = Wanted(Objective("throughput"), each=1)
 BEST, FASTEST, SIMPLEST, SMALLEST = "best", "fastest", "simplest", "smallest"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A plan that is listed, and what for."""
 
     plan: SimulatedPlan
@@ -129,7 +127,7 @@ def _with(rows: list[Choice], role: str, plan: SimulatedPlan | None, most: int) 
     listed = [row.plan.candidate.axes == plan.candidate.axes for row in rows]
     if not any(listed):
         return [*rows, Choice(plan, (role,))] if len(rows) < most else rows
-    return [replace(row, roles=(*row.roles, role)) if same else row for row, same in zip(rows, listed, strict=True)]
+    return [row._replace(roles=(*row.roles, role)) if same else row for row, same in zip(rows, listed, strict=True)]
 
 
 def _roles(short: Shortlist, best: SimulatedPlan) -> Iterator[tuple[str, SimulatedPlan | None]]:

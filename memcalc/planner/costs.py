@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,13 @@ from memcalc.terms.build import activation_terms, chosen_offloads, other_terms
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import kinds_of, libraries_of, overhead_of
 from memcalc.terms.states import state_terms
-from memcalc.timing import Times, rates_for
+from memcalc.timing import Times, rates_for, step_times
 from memcalc.timing.times import resident_times, with_offload
 
 if TYPE_CHECKING:
     from memcalc.formulas import Array
     from memcalc.grid import Grid
+    from memcalc.planner.ranking import Objective
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
     from memcalc.terms.overhead import Overhead
@@ -37,6 +38,8 @@ NEAR = 8
 
 The same for every search, so that what one finds, another one over a wider space finds too.
 """
+ROUNDING = 1e-9
+"""Share by which sums of the same seconds in another order, and what is computed from them, may differ."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,13 @@ def by_activations(grid: Grid) -> list[slice]:
     return [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
 
 
+def layouts_at(grid: Grid, places: list[int], micro_batches: int | None = None) -> Grid:
+    """A grid with the layouts at some places alone, and so many of its micro-batches."""
+    rows, fewer = tuple(grid.rows[at] for at in places), grid.micro_batches[:micro_batches]
+    alone = grid.with_layouts(tuple(grid.layouts[at] for at in places))
+    return replace(alone, stages_looked_at=rows, micro_batches=fewer)
+
+
 def may_fit(census: ModelOnGrid, gpu: GPU) -> Array:
     """Strategies of a grid that are legal, and whose states alone, without communicators, come near to fitting.
 
@@ -106,6 +116,21 @@ def may_fit(census: ModelOnGrid, gpu: GPU) -> Array:
     for each in (flat, census):
         each.blocks_cache.release()
     return np.asarray(legal(grid) & (least <= usable + near(usable, safe_limits(grid, gpu, [alone]))))
+
+
+def may_count(census: ModelOnGrid, gpu: GPU, node: Node, goal: Objective, most: float) -> Array:
+    """Of the strategies that :func:`may_fit` those that a goal ranks by no larger key than ``most``."""
+    fits = may_fit(census, gpu)
+    if most == np.inf or not np.any(fits):
+        return fits
+    rows = np.flatnonzero(np.any(fits, axis=tuple(range(1, len(AXES)))))
+    able = fits[rows]  # often a few layouts, whose steps alone are of interest
+    part = census if len(able) == len(fits) else census.with_layouts(layouts_at(census.grid, rows.tolist()))
+    step = step_times(part, gpu, node, rates_for(gpu, part.grid)).step
+    able = able & (goal.key(part.grid, 0, step) <= most * (1 + ROUNDING))
+    counts = np.zeros((len(census.grid.layouts), *able.shape[1:]), dtype=bool)
+    counts[rows] = able
+    return counts
 
 
 def near(usable: Array, safe: Array) -> Array:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from memcalc.errors import CombinationError, MissingError, UncountedError
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.capability import SPLITS
+from memcalc.frameworks.losses import check_uncast
+from memcalc.planner.as_is import check_kernel
 from memcalc.planner.idle import refuse_lacking
 from memcalc.planner.images import check_length
 from memcalc.planner.optimizers import runs_on
@@ -78,7 +80,7 @@ def grouped(model: Model) -> bool:
 def classes_kernel(model: Model, seq_len: int) -> str:
     """The kernel that the model's own class in Transformers gets where none is asked for.
 
-    Some classes have none of PyTorch's (Gemma 2, gpt-oss, BLOOM, MPT, GPT-J); a mask, which a window needs as soon as
+    Some classes have none of PyTorch's (Gemma 2, gpt-oss, BLOOM, MPT); a mask, which a window needs as soon as
     sequences reach its width, leaves the memory-efficient one to the blocks that have it, and so do wide heads.
     """
     kinds = model.attentions
@@ -116,9 +118,7 @@ def attention_for(request: Request, habits: Habits, model: Model, gpu: GPU, prec
         default = "eager" if habits.kernels == "te" else fallback
     if habits.kernels == "model" and habits.own_code is None and default in ("flash", "efficient", "math"):
         usual = classes_kernel(model, seq_len) if habits.calls_sdpa else "eager"
-        if query in {"efficient", "math", "sdpa", "cudnn"} and not all(kind.sdpa for kind in model.attentions):
-            allowed = f"the class of {model.name} has none of PyTorch's kernels; use eager or flash"
-            raise CombinationError("attention", query, allowed)
+        check_kernel(query, model)
         default = default if usual == "flash" or (usual == "sdpa" and default == "efficient") else usual
     note = "as the module calls it" if model.recording is not None else ""
     kernel = str(request.get("attention", default, note))
@@ -157,19 +157,28 @@ def runtime_fields(request: Request, habits: Habits, precisions: list[str], *, s
     stated = {"autocast", "lora"} & request.given.keys()
     if sharded and habits.autocast_over_shards and kinds <= {"mixed", "autocast"} and not stated:
         fields["autocast"] = True
-    scaled = habits.autocasts_half and is_frozen(request) and "autocast" not in request.given
-    if scaled and all(name == "fp16-mixed" for name in precisions):
+    if is_frozen(request) and "autocast" not in request.given and casts_frozen(habits, precisions):
         fields["autocast"] = True
+        if not request.several:
+            request.assumptions["autocast"] = "on"
     return fields
+
+
+def casts_frozen(habits: Habits, precisions: list[str]) -> bool:
+    """Whether the Trainer's recipes set its switch of the same name, which is autocast, over a frozen base of each.
+
+    TRL sets ``bf16`` where nothing is said (1.10 trainer/base_config.py).
+    """
+    return habits.autocasts_half and {*precisions} <= {"bf16", "fp16-mixed"}
 
 
 def switches(request: Request, habits: Habits, precision: str) -> tuple[dict[str, Any], ...]:
     """What a search tries of the launcher's switches: ``bf16`` of the Trainer over a frozen base, where it is open.
 
-    Under autocast adapters multiply in 16 bits, which is faster than in fp32; without it logits take less.
+    Under autocast, the default, adapters multiply in 16 bits, which is faster; without it logits take less.
     """
     open_ = request.several and is_frozen(request) and "autocast" not in request.given
-    return ({"autocast": True}, {}) if open_ and habits.autocasts_half and precision == "bf16" else ({},)
+    return ({}, {"autocast": False}) if open_ and habits.autocasts_half and precision == "bf16" else ({},)
 
 
 ENDS_IN_SPLIT = {"embedding_in_split": True, "loss_in_split": True}
@@ -235,12 +244,14 @@ def check_framework(request: Request, habits: Habits) -> None:
         check_engine(request, habits)
     stage = request.given.get("zero")
     if stage is not None and stage not in habits.zero:
-        raise CombinationError("zero", stage, f"{habits.name} has {', '.join(map(str, sorted(habits.zero)))}")
+        instead = "; NO_SHARD is --dp-replicate with all ranks, DDP --framework ddp" * (habits.flat_units and not stage)
+        raise CombinationError("zero", stage, f"{habits.name} has {', '.join(map(str, sorted(habits.zero)))}{instead}")
     loss = request.given.get("loss")
     if loss not in {None, "fused-linear"} and loss not in habits.losses:
         raise CombinationError(
             "loss", loss, f"{habits.name} is modelled with {', '.join([*habits.losses, 'fused-linear'])}"
         )
+    check_uncast(request.given, habits.losses, habits.loss)
     if request.given.get("sp") and request.given.get("tp", 1) == 1:
         raise CombinationError("sp", True, "sequence parallelism needs tp above 1")
     refuse_lacking(request, habits)

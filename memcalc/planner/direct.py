@@ -141,9 +141,15 @@ def _side(grid: Grid, parallel: list[frozenset[str]], option: str, values: tuple
 
 
 def smaller_losses(request: Request, habits: Habits, model: Model) -> dict[str, str]:
-    """Losses that need less than the standard one, the least first, with the code for each; none where one is given."""
+    """Losses that need less than the standard one, the least first, with the code for each; none where one is given.
+
+    Megatron-LM's own fusion is none of them: out of place, it has a further copy of the logits in fp32
+    (core/fusions/fused_cross_entropy.py).
+    """
     known = {}
     for loss in SMALLER_LOSSES if "loss" not in request.given else ():
+        if loss == "fused-kernel" and habits.engine:
+            continue
         with_it = replace(request, given={**request.given, "loss": loss})
         known[loss] = capabilities_for(with_it, habits, model).loss.needs(loss, model)
     return {loss: code for loss, code in known.items() if code is not None}

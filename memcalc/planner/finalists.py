@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from memcalc.planner.budget import lacking, offload_need
 from memcalc.planner.job import PlanJob
 from memcalc.planner.occasions import asked_for, failing_beside, occasions_of, uncounted, with_beside, with_occasions
 from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
-from memcalc.results.estimates import ExposedMessages, StepTime
+from memcalc.results.estimates import ExposedMessages, StepTime, mended
 from memcalc.terms.build import build_ledger
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import overhead_of
@@ -66,13 +66,31 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     """One found strategy, replayed; with ``only_safe`` UnsafeError may say that it is tight or does not fit.
 
     With ``only_whole`` it says so before any replay of one that allocates more than there is, or that cannot do what
-    the job does beside its steps.
+    the job does beside its steps. What a job, or one that was made from it, has replayed before is not replayed again.
     """
-    census, ledger, overhead = single_ledger(job, candidate)
+    single = single_grid(candidate)
+    census, overhead = job.on(single), overhead_of(job.gpu, single, candidate.layout)
+    case = id(job.model), id(job.node), single, overhead, only_whole
+    _, _, known = job.replayed.setdefault(case, (job.model, job.node, {}))
+    if known.keys().isdisjoint({False, only_safe}):
+        try:
+            # Of a safe one all figures are known, whoever asks for them
+            known[False] = _peaks(job, census, overhead, only_safe=only_safe, only_whole=only_whole)
+        except UnsafeError:
+            known[only_safe] = None
+    peaks = known.get(False)
+    if peaks is None:
+        raise UnsafeError
+    return SimulatedPlan(candidate, census, peaks)
+
+
+def _peaks(job: PlanJob, census: ModelOnGrid, overhead: Overhead, *, only_safe: bool, only_whole: bool) -> Peaks:
+    """The figures of a strategy alone; UnsafeError as :func:`finalist` has it."""
     if only_whole and failing_beside(census, overhead, job.node):
         raise UnsafeError
+    ledger = build_ledger(census, overhead.workspaces, detail=False)
     peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=only_whole)
-    return SimulatedPlan(candidate, census, peaks if only_whole else with_beside(peaks, census, job.node))
+    return peaks if only_whole else with_beside(peaks, census, job.node)
 
 
 def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:
@@ -102,9 +120,9 @@ def time_of(census: ModelOnGrid, gpu: GPU, node: Node) -> StepTime:
     """The predicted step of the one strategy of a census by its parts [s], with what is said of it."""
     rates = rates_for(gpu, census.grid)
     times = step_times(census, gpu, node, rates)
-    parts = {name: float(np.max(getattr(times, name))) for name in times.PARTS}
+    parts = {name: float(np.max(part)) for name, part in times._asdict().items()}
     step, messages = sum(parts.values()), ExposedMessages(**exposed_by_kind(census, gpu, node, rates))
-    return StepTime(step=step, **parts, messages=messages, **asdict(forecast(census, gpu, node, step)))
+    return StepTime(step=step, **parts, messages=messages, **forecast(census, gpu, node, step)._asdict())
 
 
 def unchecked_warnings(
@@ -182,10 +200,19 @@ class One:
         result = result.model_copy(update={"time": self._time})
         able = job.gpu.vendor == "nvidia" and grows_segments(grid.fixed.framework)
         large = result.components.reserve > LARGE_CACHE * result.peak.device or result.verdict == "tight"
-        if not advice or not able or grid.fixed.expandable_segments or not large:
+        # What is live at once fits, so that a request may fail only because of the holes between it
+        holed = result.verdict == "does-not-fit" and overhead.beside(result.peak.allocated) <= overhead.capacity
+        if not advice or not able or grid.fixed.expandable_segments or not (large or holed):
             return result
-        peaks = self._expandable()
-        return result.model_copy(update={"expandable_device": peaks.top.device, "expandable_verdict": peaks.verdict})
+        peaks, beside = self._expandable(), any(each.certain and not each.fits for each in result.occasions)
+        verdict = "does-not-fit" if beside else peaks.verdict
+        if not large and not mended(result.verdict, verdict):
+            return result
+        return result.model_copy(update={"expandable_device": peaks.top.device, "expandable_verdict": verdict})
+
+    def figures(self) -> Estimate:
+        """The estimate without what is said beside its figures."""
+        return self.estimate(budget=False, remarks=False)
 
     def _sequence(self, grid: Grid, overhead: Overhead) -> Sequence | None:
         if self.run is None:

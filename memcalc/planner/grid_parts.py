@@ -12,7 +12,7 @@ from memcalc.specs.block import MixtureOfExperts
 from memcalc.terms.parameters import model_count, shapes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from memcalc.frameworks import Habits
     from memcalc.grid import Grid, Layout
@@ -60,13 +60,14 @@ def _by_depth(grid: Grid, request: Request, habits: Habits, layers: int) -> list
     of_all = some_blocks(layers)
     if not (habits.engine and searched and of_all and {*of_all} <= {*grid.recomputes}):
         return [grid]
+    at = grid.recomputes.index(of_all[0])
+    by_depth: dict[tuple[int, int], tuple[str, ...]] = {}
     parts: dict[tuple[str, ...], list[Layout]] = {}
+    for pp, vpp in {(layout.pp, layout.vpp): None for layout in grid.layouts}:
+        others = [name for name in grid.recomputes if name not in of_all and exists_in(name, -(-layers // (pp * vpp)))]
+        by_depth[pp, vpp] = (*others[:at], *some_blocks(-(-layers // pp)), *others[at:])
     for layout in grid.layouts:
-        at = grid.recomputes.index(of_all[0])
-        chunk = -(-layers // (layout.pp * layout.vpp))
-        others = [name for name in grid.recomputes if name not in of_all and exists_in(name, chunk)]
-        policies = *others[:at], *some_blocks(-(-layers // layout.pp)), *others[at:]
-        parts.setdefault(policies, []).append(layout)
+        parts.setdefault(by_depth[layout.pp, layout.vpp], []).append(layout)
     return [replace(grid, recomputes=names, layouts=tuple(layouts)) for names, layouts in parts.items()]
 
 
@@ -104,6 +105,33 @@ def by_defaults(grid: Grid, request: Request, habits: Habits, model: Model, gpu:
         )
         for (decided, layouts, zeros, offloads), precisions in parts.items()
     ]
+
+
+def expert_ways(request: Request, habits: Habits, model: Model) -> Iterator[tuple[Request, Callable[[Grid], Grid]]]:
+    """How experts lie over tensor-parallel ranks, with what a grid is then: split as TP where nothing else is said.
+
+    Megatron-LM's experts have ranks of their own (``--expert-tensor-parallel-size``), whole ones all of a stage; its
+    recipes train them so (Megatron-Bridge 067f987d ``perf_recipes``: ``expert_tensor_parallel_size`` is 1).
+    """
+    yield request, lambda grid: grid
+    folds = habits.engine and "hsdp" in habits.capabilities.parallel.direct  # both since Megatron-LM's core 0.10
+    if folds and model.is_moe and "etp" not in request.given["fields"] and request.given.get("tp") != 1:
+        yield replace(request, given={**request.given, "fields": {**request.given["fields"], "etp": 1}}), _of_tensor
+
+
+def _of_tensor(grid: Grid) -> Grid:
+    """A grid without the layouts that have no tensor or no expert parallelism; both need that of sequences."""
+    return replace(grid, layouts=tuple(layout for layout in grid.layouts if layout.sp and layout.ep > 1))
+
+
+def repeats(choice: tuple[str, ...], tier: str, earlier: Sequence[str]) -> bool:
+    """Whether an offload is the same on a tier as on one before it.
+
+    Nothing offloaded has no tier, and activations do not leave host memory for NVMe.
+    """
+    by_host = {"cpu", "nvme"}
+    alike = choice == ("activations",) and tier in by_host and bool(by_host & set(earlier))
+    return bool(earlier) and (not choice or alike)
 
 
 Part = tuple[bool, tuple["Layout", ...], tuple[int, ...], tuple[tuple[str, ...], ...]]
@@ -147,6 +175,25 @@ _WRITES_SCORES = frozenset({"math", "eager", "sdpa"})
 """Kernels that write, or may write, s x s scores."""
 _PER_WIDTH = 64
 """Bytes that one token keeps in a block for each unit of its width: above every inventory of a block [bytes]."""
+
+
+def refuse_batch(batch: int, steps: Iterable[int], whose: str) -> None:
+    """Refuse a global batch that is a multiple of none of the ``steps``: the sequences that all ranks take at once.
+
+    ``whose`` says what these are the product of.
+
+    >>> refuse_batch(16, [6, 3, 7], "ranks")
+    Traceback (most recent call last):
+    memcalc.errors.CombinationError: global-batch 16: must be a multiple of 3 or 7 (ranks), such as 15 or 18.
+    >>> refuse_batch(16, [6, 4], "ranks")
+    """
+    all_steps = {*steps}
+    known = sorted(n for n in all_steps if not any(n % other == 0 for other in all_steps - {n}))
+    if not known or any(batch % step == 0 for step in known):
+        return
+    near = max(batch // step * step for step in known), min(-(-batch // step) * step for step in known)
+    several, such = (" or ".join(str(number) for number in numbers if number) for numbers in (known, near))
+    raise CombinationError("global-batch", batch, f"must be a multiple of {several} ({whose}), such as {such}")
 
 
 def check_countable(model: Model, seq_len: int, micro_batch: int, *, attention: str) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import inf, prod
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import MissingError
+from memcalc.frameworks import habits_of
 from memcalc.frameworks.capabilities import capabilities_of
 from memcalc.frameworks.capability import SPLITS
 from memcalc.planner import Tally, axes
-from memcalc.planner.defaults import habits_for
+from memcalc.planner.defaults import casts_frozen, habits_for
+from memcalc.planner.grid_parts import refuse_batch
 from memcalc.planner.pipelines import check_layout
 from memcalc.planner.request import OR, Request, boolean, factor
 from memcalc.specs.job import Command, JobRecord, Value
@@ -24,6 +26,7 @@ from memcalc.trace.template import TraceCache
 if TYPE_CHECKING:
     from memcalc.grid import Grid, Layout
     from memcalc.planner.search import SearchResult, Wanted
+    from memcalc.planner.stage_peaks import Peaks
     from memcalc.planner.varying import JobLengths
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
@@ -174,7 +177,8 @@ def _launcher_options(job: JobRecord, strategy: Strategy) -> dict[str, Value]:
     """What a search takes of a launcher that an estimate does not, since its framework is named: see ``Request``."""
     autocast: dict[str, Value] = {"autocast": True} if strategy.autocast else {}
     if strategy.lora:
-        return autocast
+        usual = casts_frozen(habits_of(strategy.framework), [strategy.precision])
+        return {"autocast": False} if usual and not strategy.autocast else autocast
     if "framework" in job.options or strategy.reduce_dtype == "fp32":
         return {}
     return {**autocast, "strategy.reduce_dtype": strategy.reduce_dtype}
@@ -200,6 +204,7 @@ def chosen_options(s: Strategy, gpus: int, seq_len: int, global_batch: int) -> d
         **({"offload_to": s.offload_to} if s.offload and s.offload_to != "cpu" else {}),
         **({"sp": s.sp} if s.tp > 1 and not usual else {}),
         **{BY_NAME[name].key: value for name in SPLITS if s.pp > 1 and (value := getattr(s, name))},
+        **({BY_NAME["etp"].key: s.etp} if s.etp and s.tp > 1 else {}),
     }
 
 
@@ -223,6 +228,11 @@ class PlanJob:
     """What is told of how far a search is."""
     traces: TraceCache = field(default_factory=TraceCache, kw_only=True, compare=False, repr=False)
     """Blocks that were traced before; jobs that are made from this one share them."""
+    replayed: dict[tuple[object, ...], tuple[Model, Node, dict[bool, Peaks | None]]] = field(
+        default_factory=dict, kw_only=True, compare=False, repr=False
+    )
+    """Figures of strategies that were replayed before, shared likewise: by whether only safe ones were wanted, and None
+    where a strategy was then refused. Model and node, by whose identity they are found, live as long."""
     _found: dict[int, SearchResult] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What the search that wants most has found, by the number of GPUs."""
     _spaces: dict[int, tuple[Grid, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -257,7 +267,7 @@ class PlanJob:
         spaces = [self._space(gpus) for gpus in counts]
         grids = joined([grid for space in spaces for grid in space])
         outcomes = search(self.model, grids, self.gpu, self.node, wanted, self.tally, self.traces)
-        if wanted is None or not (wanted.tight or wanted.trusting):
+        if wanted is None or not (wanted.tight or wanted.trusting or wanted.most < inf):
             self._found.update(outcomes)
         return outcomes
 
@@ -295,6 +305,16 @@ class PlanJob:
     def unlimited(self) -> PlanJob:
         """The same job on a GPU with memory for everything."""
         return replace(self, gpu=self.gpu.model_copy(update={"memory_bytes": UNLIMITED}))
+
+    def refuse_batch(self, gpus: int) -> None:
+        """Refuse a global batch that the data-parallel ranks of no layout divide, with the micro-batch as given."""
+        choice, given = self.request.choices.get("micro_batch"), self.request.given.get("micro_batch")
+        sizes = [given] if given is not None else choice.listed if choice is not None and choice.listed else [1]
+        grids = [grid for grid in self._space(gpus) if grid.layouts]
+        steps = {layout.dp * size for grid in grids for layout in grid.layouts for size in sizes}
+        batches = {grid.fixed.global_batch for grid in grids}
+        if len(batches) == 1:
+            refuse_batch(batches.pop(), steps, f"micro-batch x data-parallel ranks on {gpus} GPU{'s' * (gpus > 1)}")
 
     def refuse(self, counts: list[int]) -> None:
         """Say why no layout is legal: the error of the first pinned degree that cannot be."""

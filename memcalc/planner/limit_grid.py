@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memcalc.specs.options import SharedSettings
     from memcalc.terms.overhead import Overhead
 
-DECIDED = ("loss", "reduce_dtype", "autocast", *SPLITS)
+DECIDED = ("loss", "reduce_dtype", "autocast", "etp", *SPLITS)
 """Fields that follow from layout, precision and sharding, so that a space has them for each."""
 ROUNDING = 16
 """Bytes by which limits that are rounded to whole bytes may differ."""

@@ -33,7 +33,7 @@ from memcalc.planner.limit_grid import (
     states_fit,
 )
 from memcalc.planner.limit_search import LimitQuestion, LimitSearch, LimitSolution, fastest
-from memcalc.planner.request import MICRO_BATCHES
+from memcalc.planner.request import MICRO_BATCHES, micro_batches_of
 from memcalc.planner.sentences import MOST_UNASKED
 from memcalc.terms.parameters import model_count
 
@@ -86,6 +86,7 @@ def max_micro_batch(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
         values = [m for m in divisors(batch) if m % query.step == 0 and any(batch % (m * dp) == 0 for dp in ranks)]
     outside = f"a larger one does not divide the global batch of {batch}" if batch else "the search ends there"
     if not values:
+        job.refuse_batch(gpus)
         allowed = "no micro-batch times the data-parallel ranks divides it"
         raise CombinationError("global-batch", batch, allowed)
     return _over(job, query, LimitQuestion(values, seq_len=seq_len), grids, gpus, outside)
@@ -114,7 +115,7 @@ def smallest_batches(job: LimitJob) -> tuple[int, ...]:
     pinned, batch = job.request.given.get("micro_batch"), job.batch[0]
     if pinned is not None:
         return (pinned,)
-    return tuple(m for m in MICRO_BATCHES if batch % m == 0) if batch else (1,)
+    return tuple(micro_batches_of(batch)) if batch else (1,)
 
 
 def _over(
@@ -123,6 +124,7 @@ def _over(
     search = LimitSearch(job, question, grids)
     solution = search.solve()
     if solution.best is None and solution.beyond is None:
+        job.refuse_batch(gpus)
         raise CombinationError("gpus", gpus, "no valid strategy with these options; leave one of them open")
     fit = None
     if solution.best is not None:
@@ -187,13 +189,14 @@ class Tried:
     def best(self, known: SimulatedLimit) -> SimulatedLimit:
         """The fastest on as many GPUs as a strategy that is known to fit, over all micro-batches."""
         gpus = known.candidate.layout.gpus
-        pinned = self.job.request.given.get("micro_batch")
+        pinned, batch = self.job.request.given.get("micro_batch"), self.job.batch[0]
         here = [
             replace(grid, layouts=tuple(layout for layout in grid.layouts if layout.gpus == gpus))
             for grid in self.grids
             if any(layout.gpus == gpus for layout in grid.layouts)
         ]
-        parts = Tried(self.job, here, self.seq_len).parts(MICRO_BATCHES if pinned is None else [pinned])
+        usual = micro_batches_of(batch) if batch else MICRO_BATCHES
+        parts = Tried(self.job, here, self.seq_len).parts(usual if pinned is None else [pinned])
         result = fastest(self.job, self.replays, parts) or known.candidate
         return self.replays.reported(result) or known
 
@@ -211,6 +214,7 @@ def min_gpus(job: LimitJob, query: LimitQuery, counts: Sequence[int]) -> Inverse
     fewer = [gpus for gpus in counts if known is None or gpus < known.candidate.layout.gpus]
     near = next((result for gpus in reversed(fewer) if (result := tried.nearest(parts, gpus))), None)
     if known is None and near is None:
+        job.refuse_batch(counts[0])
         raise CombinationError("gpus", counts[-1], f"no valid strategy for {job.model.name} with these options")
     beyond = (miss_of(near, near.candidate.layout.gpus),) if near else ()
     planned = _as_planned(job, tried, known) if known else None
@@ -237,7 +241,7 @@ def _as_planned(job: LimitJob, tried: Tried, known: SimulatedLimit) -> Simulated
     """
     gpus, offloaded = known.candidate.layout.gpus, bool(known.candidate.offload)
     request = replace(job.request, given={**job.request.given, "gpus": gpus}, assumptions={})
-    alone = PlanJob(request, job.model, job.gpu, job.node)
+    alone = PlanJob(request, job.model, job.gpu, job.node, traces=job.traces)
     try:
         plan = best_plan(alone, gpus, trusting=offloaded) if alone.size(gpus) <= MOST_UNASKED else None
     except MemcalcError:

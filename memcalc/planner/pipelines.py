@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -227,28 +226,28 @@ def check_layout(
         raise CombinationError("cp", layout.cp, f"{shares} must be a divisor of the sequence length {seq_len}")
 
 
+def _splits_experts(layout: Layout, expert_tp: int) -> bool:
+    """Whether an expert can be split over so many ranks of a layout; over those of TP where it is 0."""
+    ranks = layout.dp * layout.cp // layout.dp_replicate
+    if not expert_tp:
+        return ranks % layout.ep == 0
+    even = layout.tp % expert_tp == 0 or expert_tp % layout.tp == 0
+    return even and ranks * layout.tp % (layout.ep * expert_tp) == 0
+
+
 def _check_experts(layout: Layout, expert_tp: int) -> None:
+    if _splits_experts(layout, expert_tp):
+        return
     if expert_tp and layout.tp % expert_tp and expert_tp % layout.tp:
         raise CombinationError("strategy.etp", expert_tp, f"must be a divisor or a multiple of tp = {layout.tp}")
     ranks, part = layout.dp * layout.cp // layout.dp_replicate, " / dp-replicate" * (layout.dp_replicate > 1)
-    if expert_tp and (ranks * layout.tp) % (layout.ep * expert_tp):
+    if expert_tp:
         allowed = f"ep x etp must be a divisor of dp x cp x tp{part} = {ranks * layout.tp}"
         raise CombinationError("ep", layout.ep, allowed)
-    if not expert_tp and ranks % layout.ep:
-        # Megatron-LM d98e8a64 core/parallel_state.py: experts have a grid of ranks of their own
-        of_all = ranks * layout.tp
-        instead = "" if of_all % layout.ep else f"; of {of_all} where no expert is split: --set strategy.etp=1"
-        raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp{part} = {ranks}{instead}")
-
-
-def splitting_experts(layouts: Iterable[Layout], expert_tp: int) -> list[Layout]:
-    """Those of some layouts in which an expert can be split over so many ranks."""
-    able = []
-    for layout in layouts:
-        with suppress(CombinationError):
-            _check_experts(layout, expert_tp)
-            able.append(layout)
-    return able
+    # Megatron-LM d98e8a64 core/parallel_state.py: experts have a grid of ranks of their own
+    of_all = ranks * layout.tp
+    instead = "" if of_all % layout.ep else f"; of {of_all} where no expert is split: --set strategy.etp=1"
+    raise CombinationError("ep", layout.ep, f"must be a divisor of dp x cp{part} = {ranks}{instead}")
 
 
 def check_replicas(layout: Layout, *, alone: bool = False) -> None:
@@ -295,12 +294,14 @@ def layouts_for(
     *,
     sp: bool | None,
     pipelines: Sequence[tuple[str, int]] = (("1f1b", 1),),
+    expert_tp: int = 0,
 ) -> list[Layout]:
     """All legal layouts of a number of GPUs over the wanted tp, pp, cp and ep degrees, schedules and chunks.
 
     Sequence parallelism is on wherever TP is, unless ``sp`` says otherwise: it divides activations for no extra volume.
+    An expert is split over ``expert_tp`` ranks, or where it is 0 over those of TP.
     """
-    # What a degree needs of the model does not depend on the others, but that experts share out dp x cp
+    # What a degree needs of the model does not depend on the others, but that experts share out the ranks of a stage
     tps = [n for n in degrees[0] if is_legal(model, Layout(tp=n), seq_len)]
     pps = [n for n in degrees[1] if is_legal(model, Layout(pp=n), seq_len)]
     cps = [n for n in degrees[2] if is_legal(model, Layout(cp=n), seq_len)]
@@ -308,7 +309,7 @@ def layouts_for(
     legal = []
     for tp, pp, cp, ep in product(tps, pps, cps, eps):
         dp, rest = divmod(gpus, tp * pp * cp)
-        if not rest and dp * cp % ep == 0:
+        if not rest and _splits_experts(Layout(dp, tp, cp=cp, ep=ep), expert_tp):
             runs = pipelines if pp > 1 else (("1f1b", 1),)
             legal += [Layout(dp, tp, tp > 1 if sp is None else sp, pp, cp, ep, *run) for run in runs]
     return legal

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,9 @@ LONG = 8192
 DEEP = 16
 """Pipeline stages that are usual: of the published runs with a speed one in a hundred has more, and what the model says
 of them is extrapolated (presets/runs)."""
+WIDE = 64
+"""Ranks over which experts are shared out in the widest published layouts, such as DeepSeek-V3's (arXiv:2412.19437,
+section 3.2)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +46,8 @@ class Idea:
     unusual: tuple[str, ...] = ()
     """What is seldom done: cp on short sequences, pp inside a node or with more stages than :data:`DEEP`, tp without
     sequence parallelism where the framework has it (three published runs since it exists, one paper's own comparison,
-    which it wins: arXiv:2205.05198, table 4)."""
+    which it wins: arXiv:2205.05198, table 4), a pipeline of routed experts that no ranks share out (of 127 published
+    layouts of them with one none: presets/runs/layouts), experts over more ranks than :data:`WIDE`."""
 
     @property
     def parts(self) -> int:
@@ -79,10 +84,11 @@ class Ideas:
         return self.all[int(self.layouts[index[0]].item() + self.rest[0, 0, 0, recompute, zero, offload, 0])]
 
 
-def ideas_of(grid: Grid, node_gpus: int) -> Ideas:
-    """The ideas of a grid on nodes of so many GPUs."""
-    sequences = "tp+sp" in capabilities_of(grid.fixed.framework).parallel.direct
-    kinds = [_kinds(layout, grid, node_gpus, sequences=sequences) for layout in grid.layouts]
+def ideas_of(grid: Grid, node_gpus: int, *, routed: bool = False) -> Ideas:
+    """The ideas of a grid on nodes of so many GPUs; ``routed`` says whether the model has routed experts."""
+    able = {*capabilities_of(grid.fixed.framework).parallel.direct}
+    choices = able & ({"tp+sp", "ep"} if routed else {"tp+sp"})
+    kinds = [_kinds(layout, grid, node_gpus, choices) for layout in grid.layouts]
     scopes, shards = [scope(policy) for policy in grid.policies], [stage > 0 for stage in grid.zeros]
     all_kinds, all_scopes, all_shards = _distinct(kinds), _distinct(scopes), _distinct(shards)
     others = grid.fixed.optimizer, grid.fixed.offload_to
@@ -111,14 +117,18 @@ def _data(shard: bool, usual: bool, several: bool) -> tuple[str, ...]:
 
 
 def _kinds(
-    layout: Layout, grid: Grid, node_gpus: int, *, sequences: bool
+    layout: Layout, grid: Grid, node_gpus: int, choices: set[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Kinds of parallelism but that of data; what of them is unusual; whether there are data-parallel ranks."""
+    """Kinds of parallelism but that of data; what of them is unusual; whether there are data-parallel ranks.
+
+    Of sequence and expert parallelism ``choices`` has what the framework can be told and the model has a use for.
+    """
     text = [name for name in DEGREES if getattr(layout, name) > 1]
     text += [layout.schedule] * (layout.pp > 1 and layout.schedule != "1f1b")
     unusual = ["pp"] * (layout.pp > DEEP or (layout.pp > 1 and layout.gpus <= node_gpus))
     unusual += ["cp"] * (layout.cp > 1 and grid.fixed.seq_len < LONG)
-    unusual += ["tp"] * (layout.tp > 1 and sequences and not layout.sp)
+    unusual += ["tp"] * (layout.tp > 1 and "tp+sp" in choices and not layout.sp)
+    unusual += ["ep"] * (layout.ep > WIDE or (layout.pp > 1 and "ep" in choices and layout.ep == 1))
     return tuple(text), tuple(unusual), layout.dp * layout.cp > 1
 
 
@@ -136,26 +146,44 @@ Thing = TypeVar("Thing")
 ArrayOrFloat = TypeVar("ArrayOrFloat", "Array", float)
 
 
-@dataclass(frozen=True)
-class Ranked(Generic[Thing]):
-    """A strategy that was kept: what it is ranked by, and its bytes beyond what fits."""
+class Ranked(NamedTuple, Generic[Thing]):
+    """A strategy that was kept: what it is ranked by, its bytes beyond what fits, and what the rest follows from.
+
+    Most are beaten later: what is not needed to rank them is made of the few that are left in the end.
+    """
 
     key: float
     over: int
-    make: Callable[[], Thing]
-    is_settled: bool = False
+    seconds: float
+    position: int
+    make: Callable[[int, int, float], Thing]
 
-    @property
-    def order(self) -> tuple[float, int]:
-        """The lower key first, then the smaller."""
-        return self.key, self.over
+    def made(self) -> Thing:
+        """The strategy."""
+        return self.make(self.position, self.over, self.seconds)
 
-    def settled(self) -> Ranked[Thing]:
-        """The same with its figures read, so that the arrays they came from can go."""
-        if self.is_settled:
-            return self
-        thing = self.make()
-        return Ranked(self.key, self.over, lambda: thing, is_settled=True)
+
+class Offered(NamedTuple, Generic[Thing]):
+    """Some strategies of a block, by their places in it."""
+
+    places: Array
+    over: Array
+    """Of each of them [bytes]."""
+    seconds: Array
+    """Of all of the block [s]."""
+    make: Callable[[int, int, float], Thing]
+    """What a strategy is, of its place, bytes and seconds; it is kept, and holds no large array."""
+
+    def ranked(self, best: Array, key: Array) -> list[Ranked[Thing]]:
+        """The best of them, with the keys of all that are offered."""
+        places = self.places[best]
+        figures = key[best], self.over[best], self.seconds[places], places
+        return list(map(Ranked, *(figure.tolist() for figure in figures), repeat(self.make)))
+
+
+_first = operator.itemgetter(0, 1)
+"""Entries in the order of their keys, of equal ones the smaller first."""
+_smaller = operator.itemgetter(1, 0)
 
 
 class TopK(Generic[Thing]):
@@ -170,11 +198,10 @@ class TopK(Generic[Thing]):
         """A key at which, or above, nothing can be among the best any more."""
         return self.entries[-1].key if len(self.entries) == self.count else np.inf
 
-    def offer(self, key: Array, over: Array, make: Callable[[int], Thing]) -> None:
-        """Take in some of the offered; ``make`` reads the figures of one of them by its place."""
-        best = np.lexsort((over, key))[: self.count]
-        new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in best]
-        self.entries = sorted([*self.entries, *new], key=lambda entry: entry.order)[: self.count]
+    def offer(self, key: Array, offered: Offered[Thing]) -> None:
+        """Take in some of the offered, with the key of each."""
+        best = np.lexsort((offered.over, key))[: self.count]
+        self.entries = sorted([*self.entries, *offered.ranked(best, key)], key=_first)[: self.count]
 
 
 class TopByIdea(Generic[Thing]):
@@ -183,8 +210,6 @@ class TopByIdea(Generic[Thing]):
     def __init__(self, count: int) -> None:
         self.count = count
         self.entries: dict[Idea, list[Ranked[Thing]]] = {}
-        self.changed: set[Idea] = set()
-        """Ideas that something was offered to since figures were last read."""
         self._ideas: Sequence[Idea] | None = None
         self._bounds: Array = np.zeros(0)
         """Of the ideas that were asked for last, which a grid has for all its blocks."""
@@ -199,25 +224,16 @@ class TopByIdea(Generic[Thing]):
         known = self.entries.get(idea, [])
         return known[-1].key if len(known) == self.count else np.inf
 
-    def offer(
-        self, ideas: Sequence[Idea], numbers: Array, key: Array, over: Array, make: Callable[[int], Thing]
-    ) -> None:
-        """Take in some of the offered; ``numbers`` say which idea each has, ``make`` reads one by its place."""
-        for number, places in _lowest_of_each(numbers, key, over, self.count):
-            new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in places.tolist()]
+    def offer(self, ideas: Sequence[Idea], numbers: Array, key: Array, offered: Offered[Thing]) -> None:
+        """Take in some of the offered; ``numbers`` say which idea each has."""
+        for number, best in _lowest_of_each(numbers, key, offered.over, self.count):
             known = self.entries.get(ideas[number], [])
-            merged = sorted([*known, *new], key=lambda entry: entry.order)
+            merged = sorted([*known, *offered.ranked(best, key)], key=_first)
             self.entries[ideas[number]] = merged[: self.count]
-            self.changed.add(ideas[number])
             if self._ideas is ideas:
                 self._bounds[number] = self._bound(ideas[number])
         if self._ideas is not ideas:
             self._ideas = None
-
-    def settle(self) -> None:
-        """Read the figures of what was kept, so that the arrays of the part can go."""
-        self.entries |= {idea: [entry.settled() for entry in self.entries[idea]] for idea in self.changed}
-        self.changed.clear()
 
 
 def _lowest_of_each(numbers: Array, key: Array, over: Array, count: int) -> Iterator[tuple[int, Array]]:
@@ -246,13 +262,12 @@ class ParetoFront(Generic[Thing]):
     def _bin(self, over: Array) -> Array:
         return np.asarray((over >> self.shift) + self.BINS)
 
-    def offer(self, key: Array, over: Array, make: Callable[[int], Thing]) -> None:
+    def offer(self, key: Array, offered: Offered[Thing]) -> None:
         """Take in those of the offered that nothing beats, and let go of what they beat."""
-        order = np.lexsort((key, over))
+        order = np.lexsort((key, offered.over))
         lowest = np.minimum.accumulate(key[order])
         first = np.concatenate([[True], lowest[1:] < lowest[:-1]])
-        new = [Ranked(float(key[i]), int(over[i]), _at(make, int(i))) for i in order[first]]
-        entries = sorted([*self.entries, *new], key=lambda entry: (entry.over, entry.key))
+        entries = sorted([*self.entries, *offered.ranked(order[first], key)], key=_smaller)
         self.entries = []
         for entry in entries:
             if not self.entries or entry.key < self.entries[-1].key:
@@ -260,10 +275,6 @@ class ParetoFront(Generic[Thing]):
         self.below.fill(np.inf)
         for entry in self.entries:
             self.below[int(self._bin(np.int64(entry.over))) + 1 :] = entry.key
-
-
-def _at(make: Callable[[int], Thing], index: int) -> Callable[[], Thing]:
-    return lambda: make(index)
 
 
 ObjectiveName = Literal["simplicity", "throughput", "memory", "gpus", "cost"]

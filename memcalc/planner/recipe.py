@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memcalc.errors import MemcalcError
 from memcalc.frameworks.capabilities import own_code
@@ -15,7 +14,7 @@ from memcalc.planner.choice import FASTEST_ONLY
 from memcalc.planner.direct import policies
 from memcalc.planner.finalists import SimulatedPlan, finalist
 from memcalc.planner.job import value_text
-from memcalc.planner.request import MICRO_BATCHES, flag
+from memcalc.planner.request import flag, micro_batches_of
 from memcalc.results.plans import RecipeStep, Remedy
 from memcalc.specs.options import DEGREES
 
@@ -30,8 +29,7 @@ OTHERS: dict[str, Any] = {
 """Remedies that are neither recomputation nor offload."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """A job on a number of GPUs with everything pinned that is not being tuned."""
 
     job: PlanJob
@@ -121,8 +119,7 @@ def _remedy(tuning: Tuning, base: dict[str, Any], options: dict[str, Any], plain
     )
 
 
-@dataclass(frozen=True)
-class AppliedRemedy:
+class AppliedRemedy(NamedTuple):
     """One step of the usual order, with the strategy that it arrives at."""
 
     stage: Stage
@@ -153,7 +150,8 @@ def steps_of(job: PlanJob, gpus: int, precision: str = "") -> list[AppliedRemedy
         options[name] = _cheapest(tuning, options, name, values)
         now = _take(tuning, steps, name, name, options) or now
     if now is not None and tuning.fits(now) and "micro_batch" not in job.request.given:
-        options["micro_batch"] = _cheapest(tuning, options, "micro_batch", list(MICRO_BATCHES), full=True)
+        sizes = micro_batches_of(now.candidate.grid.fixed.global_batch)
+        options["micro_batch"] = _cheapest(tuning, options, "micro_batch", sizes, full=True)
         _take(tuning, steps, "fill the card", "micro_batch", options)
     return steps
 

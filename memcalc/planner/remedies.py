@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, cast
 
 from memcalc import catalog
@@ -29,6 +29,8 @@ OTHERS = ("fsdp2", "torchtitan", "deepspeed", "megatron")
 OF_TRAINER = ("fsdp2", "deepspeed", "torchtitan", "megatron")
 """Frameworks that are looked at in place of another one, the smallest change first: of a loop of one's own, and of the
 Trainer, which has the first two as settings. torchtitan has FSDP 2, Megatron-LM modules of its own."""
+OF_EXPERTS = "--framework megatron"
+"""What is looked at first for experts on several nodes."""
 HALVINGS = 3
 """How often the sequence is halved, until it fits."""
 SHORTEST = 512
@@ -71,11 +73,21 @@ def instead_of_slow(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...], sh
     if share > SCARCE or first.verdict != "fits" or first.strategy.offload:
         return
     search, least = Search(job, first.gpus, record), FASTER * first.time.tokens_per_second_per_gpu
-    changes = [*search.free, *([_together(search.free)] if len(search.free) > 1 else [])]
-    fitting = (
-        (made, plan) for change in changes for made, plan in search.plans(change) if plan.peaks.verdict == "fits"
-    )
+    reached = (each for change in _reaching(search, least) for each in search.plans(change))
+    fitting = ((made, plan) for made, plan in reached if plan.peaks.verdict == "fits")
     yield from (search.answer(*each) for each in fitting if each[1].candidate.tokens_per_second_per_gpu >= least)
+
+
+def _reaching(search: Search, least: float) -> list[Change]:
+    """What is free, and all of it together, where a plan that is as fast may run with it [tokens/s per GPU].
+
+    Expandable segments take no time: what is too slow with them is so without.
+    """
+    free = search.free
+    changes = [*free, *([_together(free)] if len(free) > 1 else [])]
+    if len(free) == 2 and free[0] == search.expandable and not search.may_reach(changes[-1], least):
+        changes = free[:1]
+    return [change for change in changes if search.may_reach(change, least)]
 
 
 def in_another_framework(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...]) -> Iterator[Nearest]:
@@ -84,17 +96,21 @@ def in_another_framework(job: PlanJob, record: JobRecord, plans: tuple[Plan, ...
     spends = time.communication + time.recompute + time.bubble >= SPENT * time.step and first.gpus > job.node.gpus
     if not spends or "framework" in job.request.given or first.verdict != "fits" or first.strategy.offload:
         return
-    answers = (answer for answer in _other_frameworks(Search(job, first.gpus, record)) if not answer.host_memory)
     least = FASTER * time.tokens_per_second_per_gpu
+    others = _other_frameworks(Search(job, first.gpus, record), least)
+    answers = [answer for answer in others if not answer.host_memory]
     yield from (answer for answer in answers if answer.verdict == "fits" and answer.tokens_per_second_per_gpu >= least)
 
 
 def nearest(job: PlanJob, gpus: int, record: JobRecord, *, elsewhere: bool = False) -> Iterator[Nearest]:
     """What makes a job fit, in the order of what it costs; then what comes near, and does not."""
     search = Search(job, gpus, record, elsewhere=elsewhere)
-    yield from _remedies(search)
+    remedies = list(_remedies(search))
+    yield from remedies
     yield from _larger_gpu(search)
-    short = {answer.change: answer for change in _all_tried(search) for answer in search.short(change)}
+    paged = {change.text for change in search.paged} & {answer.change for answer in remedies}
+    tried = (change for change in _all_tried(search) if not (paged and change.group == "numerics"))
+    short = {answer.change: answer for change in tried for answer in search.short(change)}
     yield from sorted(short.values(), key=lambda answer: answer.device)[:MOST]
 
 
@@ -104,7 +120,7 @@ def _remedies(search: Search) -> Iterator[Nearest]:
     yield from _unpinned(search) if search.opened else ()
     yield from _more_gpus(search)
     yield from _other_frameworks(search) if search.elsewhere else ()
-    yield from _of_group(search, search.numerics)
+    yield from _of_group(search, search.numerics) or _first(search, search.paged)
     yield from _with_adapters(search)
     yield from _shorter(search)
 
@@ -113,6 +129,17 @@ def _of_group(search: Search, changes: list[Change]) -> list[Nearest]:
     """Each change alone; where none is enough all of them together."""
     alone = [answer for change in changes for answer in search.fitting(change)]
     return alone or (list(search.fitting(_together(changes))) if len(changes) > 1 else [])
+
+
+def _first(search: Search, changes: list[Change]) -> list[Nearest]:
+    """The first change with which the job fits; a tight one where none does."""
+    tight: list[Nearest] = []
+    for change in changes:
+        answers = list(search.fitting(change))
+        if any(answer.verdict == "fits" for answer in answers):
+            return answers
+        tight = tight or answers
+    return tight
 
 
 def _with_adapters(search: Search) -> list[Nearest]:
@@ -174,11 +201,13 @@ def _more_gpus(search: Search) -> Iterator[Nearest]:
             return
 
 
-def _other_frameworks(search: Search) -> list[Nearest]:
+def _other_frameworks(search: Search, least: float = 0) -> list[Nearest]:
     """Frameworks with a plan that needs no code; those that offload where no other fits.
 
-    The small spaces are searched first, until all together are too large for a sentence that nobody asked for. Those
-    that are much slower than the fastest come last, and those of which no configuration can be written not at all.
+    The small spaces are searched first, until all together are too large for a sentence that nobody asked for; for
+    experts on several nodes Megatron-LM's, whose bounds leave little of it to evaluate. Those that are much slower than
+    the fastest come last, and those of which no configuration can be written not at all.
+    What does not reach ``least`` [tokens/s per GPU] is left out where it keeps no other from being named.
     """
     name, habits = defaults.habits_for(search.job.request)
     if habits.own_code is not None:  # the model is already that framework's own
@@ -186,19 +215,37 @@ def _other_frameworks(search: Search) -> list[Nearest]:
     stem = name.partition("@")[0]
     order = [other for other in (OF_TRAINER if stem in {"hf", "ddp", "deepspeed"} else OTHERS) if other != stem]
     changes = [Change("another framework", {"framework": other}) for other in order]
-    sizes, left = {change.text: _size(search, change) for change in changes}, sentences.MOST_UNASKED
-    fitting: dict[str, SimulatedPlan] = {}
-    for change in sorted(changes, key=lambda change: sizes[change.text]):
-        left -= sizes[change.text]
-        plan = search.plan(change) if sizes[change.text] and left >= 0 else None
-        if plan is not None and not own_code(plan.strategy, search.changed(change).model):
-            fitting[change.text] = plan
+    sizes = {change.text: _size(search, change) for change in changes}
+    spread = search.job.model.is_moe and search.gpus > search.job.node.gpus
+    leads = spread and sizes.get(OF_EXPERTS, 0) <= sentences.MOST_UNASKED
+    by_size = sorted(changes, key=lambda change: (not (leads and change.text == OF_EXPERTS), sizes[change.text]))
+    together = accumulate(sizes[change.text] for change in by_size)
+    tried = [c for c, most in zip(by_size, together, strict=True) if sizes[c.text] and most <= sentences.MOST_UNASKED]
+    fast = [change for change in tried if not least or search.may_reach(change, least)]
+    fitting = _fitting(search, fast)
+    if fast != tried and fitting and not any(_is_preferred(search, plan) for plan in fitting.values()):
+        fitting |= _fitting(search, [change for change in tried if change not in fast])
     written = {text: plan for text, plan in fitting.items() if _is_written(search, plan)} or fitting
     resident = {text: plan for text, plan in written.items() if not plan.strategy.offload} or written
     fastest = min((plan.candidate.key for plan in resident.values()), default=0.0)
     known = [change for change in changes if change.text in resident]
     known.sort(key=lambda change: resident[change.text].candidate.key > GAIN * fastest)
     return [search.answer(change, resident[change.text]) for change in known][:MOST]
+
+
+def _fitting(search: Search, changes: Iterable[Change]) -> dict[str, SimulatedPlan]:
+    """The plans of some changes that need no code, by what is typed."""
+    plans = ((change, search.plan(change)) for change in changes)
+    return {
+        change.text: plan
+        for change, plan in plans
+        if plan is not None and not own_code(plan.strategy, search.changed(change).model)
+    }
+
+
+def _is_preferred(search: Search, plan: SimulatedPlan) -> bool:
+    """Whether what others offer, being slower, keeps no plan from being named."""
+    return not plan.strategy.offload and _is_written(search, plan)
 
 
 def _is_written(search: Search, plan: SimulatedPlan) -> bool:

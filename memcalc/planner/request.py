@@ -316,8 +316,19 @@ MOST_TOKENS = 2**29
 ROUNDING = 0.05
 """How far a number of sequences may lie from tokens that are no multiple of the length; 4 x 1024^2 is 4.9% above 4M."""
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Sequences a pass that a search tries."""
+"""Sequences a pass that are tried where the global batch is open."""
 _BINARY_FROM = 512
+
+
+def micro_batches_of(batch: int) -> list[int]:
+    """Sequences a pass that a search tries for a global batch: each of its divisors, up to 128.
+
+    A rank's share of 1,280 sequences over 128 ranks goes in one pass of 10 (NousResearch/torchtitan pull request 19).
+
+    >>> micro_batches_of(20)
+    [1, 2, 4, 5, 10, 20]
+    """
+    return [size for size in range(1, MICRO_BATCHES[-1] + 1) if batch % size == 0]
 
 
 def batch_of(request: Request, seq_len: int, micro_steps: int = 1) -> int:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import gc
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from memcalc.grid import AXES, column
 from memcalc.planner import Tally
-from memcalc.planner.costs import NEAR, Costs, by_activations, costs_apart, may_fit, near
-from memcalc.planner.ranking import Idea, Ideas, Objective, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
+from memcalc.planner.costs import NEAR, Costs, by_activations, costs_apart, layouts_at, may_count, near
+from memcalc.planner.ranking import Idea, Ideas, Objective, Offered, ParetoFront, Ranked, TopByIdea, TopK, ideas_of
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
 
@@ -79,7 +79,8 @@ class Candidate:
     def axes(self) -> tuple[object, ...]:
         """What tells it from all other strategies of a job on as many GPUs; the micro-batch comes last."""
         grid, i = self.grid, self.index
-        shared = grid.fixed.optimizer, grid.fixed.offload_to, grid.fixed.global_batch, grid.fixed.autocast
+        fixed = grid.fixed
+        shared = fixed.optimizer, fixed.offload_to, fixed.global_batch, fixed.autocast, fixed.etp
         axes = grid.layouts[i[0]], grid.precisions[i[2]], grid.recomputes[i[3]], grid.zeros[i[4]], grid.offloads[i[5]]
         return (*shared, *axes, grid.micro_batches[i[6]])
 
@@ -133,6 +134,8 @@ class Wanted:
     """Whether those count too that fit as predicted only."""
     trusting: bool = False
     """Whether a memory off the GPU of unknown size is taken to be large enough."""
+    most: float = np.inf
+    """The largest key that is of any use; of a large space what has a larger one is not evaluated."""
 
 
 def search(
@@ -155,7 +158,7 @@ def search(
     empty = {gpus for gpus, states in by_count.items() if many and not any(state.feasible for state in states)}
     if many:
         gc.collect(0)  # arrays of the parts lie in circles, which the command line seldom looks for
-    if empty:  # what comes nearest to fitting may be anything
+    if empty and wanted.most == np.inf:  # what comes nearest to fitting may be anything
         left = [space.with_layouts(part) for space in spaces for part in _on(space.grid, empty)]
         by_count |= _states_of(left, gpu, node, wanted, tally, bounded=False)
     return {gpus: _outcome(states, wanted.each) for gpus, states in sorted(by_count.items())}
@@ -172,7 +175,7 @@ def _states_of(
         for gpus, layouts in Counter(layout.gpus for layout in grid.layouts).items():
             state = states.setdefault((gpus, grid.fixed.global_batch), _State(wanted.each, gpu.memory_bytes))
             state.searched += layouts * prod(grid.shape[2:])
-        for open_ in _bounded(space, gpu) if bounded else [space]:
+        for open_ in _bounded(space, gpu, node, wanted) if bounded else [space]:
             left -= open_.grid.size
             for part in parts_of(open_.grid):
                 _search_part(open_.with_layouts(part), gpu, node, wanted, states, tally)
@@ -183,29 +186,23 @@ def _states_of(
     return by_count
 
 
-def _bounded(space: ModelOnGrid, gpu: GPU) -> Iterator[ModelOnGrid]:
-    """The layouts of a space, and their micro-batches, with which anything may come near to fitting."""
+def _bounded(space: ModelOnGrid, gpu: GPU, node: Node, wanted: Wanted) -> Iterator[ModelOnGrid]:
+    """The layouts of a space, and their micro-batches, with which anything may come near to fitting, fast enough."""
     grid, others = space.grid, tuple(range(1, len(AXES) - 1))
     rows = max(SMALL_CHUNK * len(grid.recomputes) // prod(grid.shape[1:]), 1)  # states are alike for all policies
     places = [list(range(len(grid.layouts))[first : first + rows]) for first in range(0, len(grid.layouts), rows)]
-    able = np.concatenate([np.any(may_fit(space.with_layouts(_at(grid, part)), gpu), axis=others) for part in places])
+    parts = (space.with_layouts(layouts_at(grid, part)) for part in places)
+    able = np.concatenate([np.any(may_count(part, gpu, node, wanted.goal, wanted.most), axis=others) for part in parts])
     if np.any(able):
         near, largest = np.flatnonzero(np.any(able, axis=1)).tolist(), int(np.flatnonzero(np.any(able, axis=0))[-1])
-        yield ModelOnGrid(space.model, _at(grid, near, largest + 1), space.traces)
+        yield ModelOnGrid(space.model, layouts_at(grid, near, largest + 1), space.traces)
 
 
 def _on(grid: Grid, counts: set[int]) -> Iterator[Grid]:
     """A grid with its layouts of some numbers of GPUs alone."""
     places = [at for at, layout in enumerate(grid.layouts) if layout.gpus in counts]
     if places:
-        yield _at(grid, places)
-
-
-def _at(grid: Grid, places: list[int], micro_batches: int | None = None) -> Grid:
-    """A grid with the layouts at some places alone, and so many of its micro-batches."""
-    rows, fewer = tuple(grid.rows[at] for at in places), grid.micro_batches[:micro_batches]
-    alone = grid.with_layouts(tuple(grid.layouts[at] for at in places))
-    return replace(alone, stages_looked_at=rows, micro_batches=fewer)
+        yield layouts_at(grid, places)
 
 
 def _search_part(
@@ -214,12 +211,10 @@ def _search_part(
     part = space.grid
     choices = by_activations(part) if part.size > APART else [slice(None)]
     for costs in costs_apart(space, gpu, node, choices, trusting=wanted.trusting):
-        ideas = ideas_of(costs.grid, node.gpus)
+        ideas = ideas_of(costs.grid, node.gpus, routed=space.model.is_moe)
         for rows in blocks(costs.grid):
             case = part.layouts[rows.start].gpus, part.fixed.global_batch
             _scan(costs, rows, wanted, ideas, states[case])
-        for state in states.values():
-            state.settle()
         tally.add(costs.grid.size)
 
 
@@ -234,10 +229,10 @@ def _outcome(states: list[_State], each: int) -> SearchResult:
         ideas,
         frozenset(idea for idea, known in ideas.items() if len(known) == each),
         least,
-        tuple(entry.make() for state in states for entry in reversed(state.front.entries)),
-        tuple(entry.make() for state in states for entry in reversed(state.resident.entries)),
-        min(nearest, key=lambda entry: entry.over).make() if nearest else None,
-        min(host_limited, key=lambda entry: entry.key).make() if host_limited else None,
+        tuple(entry.made() for state in states for entry in reversed(state.front.entries)),
+        tuple(entry.made() for state in states for entry in reversed(state.resident.entries)),
+        min(nearest, key=lambda entry: entry.over).made() if nearest else None,
+        min(host_limited, key=lambda entry: entry.key).made() if host_limited else None,
         sum(state.searched for state in states),
         sum(state.searched - state.evaluated for state in states),
         feasible,
@@ -252,8 +247,8 @@ def _merged(tops: list[TopByIdea[Candidate]]) -> dict[Idea, tuple[Candidate, ...
     for top in tops:
         for idea, entries in top.entries.items():
             lists.setdefault(idea, []).extend(entries)
-    first = operator.attrgetter("order")
-    return {idea: tuple(e.make() for e in sorted(lists[idea], key=first)[: tops[0].count]) for idea in sorted(lists)}
+    most, first = tops[0].count, operator.attrgetter("key", "over")
+    return {idea: tuple(e.made() for e in sorted(lists[idea], key=first)[:most]) for idea in sorted(lists)}
 
 
 class _State:
@@ -269,13 +264,6 @@ class _State:
         self.searched = self.evaluated = self.feasible = 0
         self.hopeful = self.resident_hopeful = False
 
-    def settle(self) -> None:
-        """Read the figures of what was kept, so that the arrays of the part can go."""
-        self.ideas.settle()
-        self.least.settle()
-        for best in (self.front, self.resident, self.nearest, self.host_limited):
-            best.entries = [entry.settled() for entry in best.entries]
-
 
 def parts_of(grid: Grid) -> Iterator[Grid]:
     """A grid in parts whose terms fit in memory.
@@ -286,7 +274,7 @@ def parts_of(grid: Grid) -> Iterator[Grid]:
         looked_at = sum(map(len, alike.rows)) * prod(alike.shape[2:])
         rows = -(-len(alike.layouts) // -(-looked_at // CHUNK))
         for first in range(0, len(alike.layouts), rows):
-            yield _at(alike, list(range(first, min(first + rows, len(alike.layouts)))))
+            yield layouts_at(alike, list(range(first, min(first + rows, len(alike.layouts)))))
 
 
 def _alike(grid: Grid) -> Iterator[Grid]:
@@ -295,7 +283,7 @@ def _alike(grid: Grid) -> Iterator[Grid]:
     for at, stages in enumerate(grid.rows):
         by_rows.setdefault(next(most for most in classes if len(stages) <= most), []).append(at)
     for places in by_rows.values():
-        yield _at(grid, places)
+        yield layouts_at(grid, places)
 
 
 def blocks(grid: Grid) -> Iterator[slice]:
@@ -355,7 +343,7 @@ class _Block:
     def offer(self, top: TopK[Candidate] | ParetoFront[Candidate], chosen: Array, key: Array) -> None:
         """Show what was chosen to what keeps some of it."""
         if chosen.size:
-            top.offer(key[chosen], self.over[chosen], lambda i: self.candidate(int(chosen[i])))
+            top.offer(key[chosen], self._offered(chosen))
 
     def offer_front(self, front: ParetoFront[Candidate], time: Array) -> None:
         """Show all to a front."""
@@ -373,20 +361,36 @@ class _Block:
             key = np.where(able, wanted, np.inf)
             chosen = np.flatnonzero(key < top.bounds(self.ideas.all)[numbers])
             if chosen.size:
-                top.offer(self.ideas.all, numbers[chosen], key[chosen], self.over[chosen], self._finder(chosen))
+                top.offer(self.ideas.all, numbers[chosen], key[chosen], self._offered(chosen))
 
-    def _finder(self, chosen: Array) -> Callable[[int], Candidate]:
-        return lambda i: self.candidate(int(chosen[i]))
+    def _offered(self, chosen: Array) -> Offered[Candidate]:
+        return Offered(chosen, self.over[chosen], self.time, self._finder.candidate)
 
-    def candidate(self, position: int) -> Candidate:
-        """One strategy with its figures."""
-        grid, rest, places = self.costs.grid, position, [0] * len(self._shape)
-        for axis in range(len(places) - 1, 0, -1):
-            rest, places[axis] = divmod(rest, self._shape[axis])
-        indices = (self.rows.start + rest, *places[1:])
-        reserved, step = int(self.over[position] + self.costs.usable[indices[0]].item()), float(self.time[position])
-        return Candidate(grid, indices, reserved, step, self.goal.key(grid, reserved, step), self.ideas.at(indices))
+    @cached_property
+    def _finder(self) -> _Finder:
+        return _Finder(self.costs.grid, self.rows.start, self._shape, self.costs.usable, self.ideas, self.goal)
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
         return (self.rows.stop - self.rows.start, 1, *self.costs.grid.shape[2:])
+
+
+class _Finder(NamedTuple):
+    """What tells a strategy by its place in a block, without the arrays of the part, which can go."""
+
+    grid: Grid
+    first: int
+    """The block's first layout."""
+    shape: tuple[int, ...]
+    usable: Array
+    ideas: Ideas
+    goal: Objective
+
+    def candidate(self, position: int, over: int, step: float) -> Candidate:
+        """One strategy with its figures."""
+        grid, rest, places = self.grid, position, [0] * len(self.shape)
+        for axis in range(len(places) - 1, 0, -1):
+            rest, places[axis] = divmod(rest, self.shape[axis])
+        indices = (self.first + rest, *places[1:])
+        reserved = over + int(self.usable[indices[0]].item())
+        return Candidate(grid, indices, reserved, step, self.goal.key(grid, reserved, step), self.ideas.at(indices))

@@ -219,7 +219,7 @@ def _slower(question: str, plan: SimulatedPlan, time: StepTime, first: Plan) -> 
 # ---------------------------------------------------------------------------------------------------- code of one's own
 
 
-MOST_UNASKED = 3_000_000
+MOST_UNASKED = 3_500_000
 """Strategies above which no space is searched for one more sentence: a few seconds."""
 
 

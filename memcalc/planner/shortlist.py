@@ -155,7 +155,7 @@ def _family(candidate: Candidate) -> tuple[object, ...]:
     """What strategies share that :func:`keeps_more` compares."""
     grid, i = candidate.grid, candidate.index
     fixed = grid.fixed
-    shared = fixed.optimizer, fixed.offload_to, fixed.global_batch, fixed.autocast
+    shared = fixed.optimizer, fixed.offload_to, fixed.global_batch, fixed.autocast, fixed.etp
     return (grid.layouts[i[0]], grid.precisions[i[2]], *shared)
 
 

@@ -96,16 +96,23 @@ class Peaks:
         So it is too where each new shape adds to the cache: a job meets more shapes than are replayed.
         """
         low, high = self.overhead.range(self.predicted)
+        live = self.overhead.beside(self.top.allocated)
         if self.is_flushed or self.grows:  # what a sampler reads lies between what is live and the whole card
-            low, high = min(low, self.overhead.beside(self.top.allocated)), self.overhead.capacity
+            low, high = min(low, live), self.overhead.capacity
+        elif not self.runs and self._holds_live:  # in another order of requests the holes may be smaller
+            low = min(low, live)
         known = self.overhead.unexplained
         return Interval(low=low, high=high, coverage=known.coverage, allocator=known.name, kind=known.kind)
 
     @property
     def runs(self) -> bool:
         """Whether every request is met: what is live fits, and where it is replayed the holes between it do too."""
-        served = all(stage.runs for stage in self.replays)
-        return served and self.overhead.beside(self.allocated) <= self.overhead.capacity
+        return self._holds_live and all(stage.runs for stage in self.replays)
+
+    @property
+    def _holds_live(self) -> bool:
+        """Whether what is live at once fits, so that only the holes between it can make a request fail."""
+        return self.overhead.beside(self.allocated) <= self.overhead.capacity
 
     @property
     def is_flushed(self) -> bool:
@@ -141,7 +148,7 @@ class Peaks:
         if self.runs:
             return self.beside
         over = self.overhead.device(self.predicted) - self.overhead.capacity
-        if over > 0:
+        if over > 0 and not self._holds_live:
             return f"the GPU lacks {over / GIB:.1f} GiB"
         played = max(self.replays, key=lambda stage: stage.short)
         size, short, cached = (part / GIB for part in (played.request, played.short, played.cached))

@@ -177,6 +177,7 @@ def trainer_options(job: RlJob) -> dict[str, Any]:
     wide = toolkit.frozen_fp32 and job.lora and precision.endswith("mixed") and not job.training.get("quantize")
     fields = {"strategy.frozen_fp32": "true"} if wide else {}
     fields |= {"strategy.whole_accumulation": "true"} if apart else {}
+    fields |= {"strategy.reduce_dtype": "fp32"} if toolkit.reduces_wide and job.trainer == "fsdp1" else {}
     fields |= {"strategy.tiled_loss": "true"} if job.tiled else {}
     fields |= split_fields(job.inputs.stage_split)
     fields |= {"strategy.etp": str(job.inputs.expert_tp)} if job.inputs.expert_tp else {}

@@ -93,6 +93,8 @@ class Toolkit:
     """Whether padding is removed, so that a micro-batch of samples has the tokens of the data."""
     frozen_fp32: bool = False
     """Whether weights under adapters stay in fp32."""
+    reduces_wide: bool = False
+    """Whether FSDP is told to reduce in fp32."""
     widths: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By algorithm ``reads`` and ``trains`` where they differ; also of those that have no logits elsewhere."""
     fuses: tuple[str, ...] = ()
@@ -119,7 +121,7 @@ VERL = Toolkit(
     choices=Choices(
         (3,), ("none", "optimizer", "params,optimizer"), ("2",), ("fsdp1", "fsdp2", "megatron"), fuses=True,
     ),
-    reference_on_host=4, unpads=True, frozen_fp32=True, scores=True,
+    reference_on_host=4, unpads=True, frozen_fp32=True, reduces_wide=True, scores=True,
     source="verl workers/engine_workers.py, workers/engine/fsdp/transformer_impl.py, workers/config/rollout.py, "
     "bucketed_weight_transfer.py, workers/utils/losses.py@1dda039b",
 )  # fmt: skip

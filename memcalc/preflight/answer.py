@@ -36,7 +36,7 @@ from memcalc.results.check import (
     Survey,
     SurveyedFile,
 )
-from memcalc.results.estimates import EXPANDABLE, Estimate, flushed
+from memcalc.results.estimates import EXPANDABLE, Estimate, flushed, mended
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ def _summary(estimate: Estimate, fix: CheckFix | None) -> str:
     )
     if estimate.flushes:
         line += f", and frees its cache {flushed(estimate.flushes)}"
-    if estimate.expandable_verdict == "fits" and estimate.verdict == "tight":
-        line += f"; with {EXPANDABLE} it fits"
+    if then := mended(estimate.verdict, estimate.expandable_verdict):
+        line += f"; with {EXPANDABLE} it {then}"
     if estimate.reason and estimate.peak.device <= estimate.budget.capacity:
         line = f"{line}; {estimate.reason}"
     if fix is not None and estimate.verdict == "does-not-fit":

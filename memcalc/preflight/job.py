@@ -119,13 +119,13 @@ class _References:
         if (reference.format, reference.sure) == ("trainer", True) and reference.field.endswith("config"):
             # TRL's own parser takes it
             text = replace(text, data={**text.data, "training_script": "trl"})
-        if reference.sure or get_format(reference.format).recognise(text):
+        if reference.sure:
             self.take(text, reference.format)
             return
         from memcalc.convert.formats.launch import own_settings
 
         try:
-            name = recognise(text).name
+            name = recognise(text).name  # the most particular: LLaMA-Factory's keys are beside those of the Trainer
         except UnknownFormatError:
             named = next((script for config in self.configs if (script := _optimizing(config))), "")
             self.configs.append(own_settings(text, named))

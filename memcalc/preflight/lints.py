@@ -8,6 +8,7 @@ Sources stand in docs/traps.md, one section a code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -20,6 +21,7 @@ from memcalc.formulas.activations import joined_outputs_bytes
 from memcalc.frameworks import habits_of
 from memcalc.planner.budget import capacity
 from memcalc.planner.defaults import NEARLY
+from memcalc.planner.finalists import One
 from memcalc.preflight.job import MergedJob
 from memcalc.results.details import Occasion
 from memcalc.results.estimates import Estimate
@@ -75,24 +77,22 @@ class LintContext:
     @cached_property
     def stage_2(self) -> str:
         """What keeping the gathered parameters brings, where it is worth a word."""
-        gain = self.gain(zero=2)
-        return f"stage 2 fits and is {gain}" if gain else ""
+        return f"stage 2 fits and is {gain}" if (gain := self.gain(zero=2)) else ""
 
     def gain(self, **changed: Any) -> str:
         """How much faster the job is with some options changed; empty where that does not fit, or hardly is faster."""
-        other = self.with_changed(**changed)
-        if other is None or other.verdict != "fits" or other.time is None or self.estimate.time is None:
-            return ""
-        times = other.time.tokens_per_second_per_gpu / self.estimate.time.tokens_per_second_per_gpu
-        return f"{times - 1:.0%} faster" if times > NEARLY else ""
+        now = self.estimate.time
+        with suppress(MemcalcError):  # a batch that does not come out even, a stage that the framework does not have
+            other = self.other(**changed)
+            times = other.time().tokens_per_second_per_gpu / now.tokens_per_second_per_gpu if now else 0.0
+            if times > NEARLY and other.figures().verdict == "fits":  # which takes longer to tell
+                return f"{times - 1:.0%} faster"
+        return ""
 
-    def with_changed(self, **changed: Any) -> Estimate | None:
-        """The job of the same global batch with some options changed; None where that cannot run."""
-        keywords = {**self.job.keywords, "global_batch": self.estimate.workload.global_batch, **changed}
-        try:
-            return api.estimate(**keywords, preset_dirs=self.dirs, advice=False)
-        except MemcalcError:  # a batch that does not come out even, a stage that the framework does not have
-            return None
+    def other(self, **changed: Any) -> One:
+        """The job of the same global batch with some options changed."""
+        batch = {"global_batch": self.estimate.workload.global_batch}
+        return api.single(**self.job.keywords | batch | changed, preset_dirs=self.dirs)
 
     def finding(
         self, severity: Severity, code: str, option: str, message: str, hint: str = ""
@@ -347,10 +347,10 @@ def experts_filled(ctx: LintContext) -> Findings:
         return
     ranks = ctx.strategy.dp * ctx.strategy.cp
     replicas = ranks // gcd(ranks, *(getattr(group.block.mlp, "experts", 0) for group in checked.groups))
-    other = ctx.with_changed(dp_replicate=replicas)
-    if other is not None and other.peak.device < ctx.estimate.peak.device:
-        hint = f"{replicas} replicas (HSDP, --dp-replicate) take {_gib(other.peak.device)} per GPU"
-        yield ctx.finding("warning", "MC117", "gpus", message, hint)
+    with suppress(MemcalcError):
+        if (other := ctx.other(dp_replicate=replicas).figures().peak.device) < ctx.estimate.peak.device:
+            hint = f"{replicas} replicas (HSDP, --dp-replicate) take {_gib(other)} per GPU"
+            yield ctx.finding("warning", "MC117", "gpus", message, hint)
 
 
 def sharing_unsaid(ctx: LintContext) -> Findings:

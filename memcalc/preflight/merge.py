@@ -158,7 +158,8 @@ def _counts(job: MergedJob) -> None:
         _share(job)
         return
     each, nodes = job.facts.get("gpus_per_node"), job.facts.get("nodes")
-    if each is not None:
+    counted = all(not job.origins[name][1].unknown for name in ("gpus_per_node", "nodes") if name in job.origins)
+    if each is not None and counted:
         job.options["gpus"] = int(each) * int(nodes or 1)
         _share(job)
         return

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from itertools import islice
+from collections.abc import Sequence
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 from memcalc import catalog
 from memcalc.convert.document import read_document
 from memcalc.convert.formats import recognise
+from memcalc.convert.formats.trainer_writer import layer_tables
+from memcalc.convert.formats.tuning import BLOCKS, LAYERS
 from memcalc.convert.named_model import named_model
 from memcalc.errors import MemcalcError, MissingError, UnknownNameError
+from memcalc.frameworks import Habits
+from memcalc.planner.adapted_layers import adaptable
 from memcalc.preset_names import is_hub_id
+from memcalc.specs.adapters import in_class
 from memcalc.specs.model import Model
 
 MOST_LOOKED_AT = 256
@@ -139,3 +145,52 @@ def known_text(path: Path) -> str | None:
     except MemcalcError:
         return None
     return None if form == "launch" and path.suffix.lower() == ".py" else document.text
+
+
+_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward", "conv", "mixer", "mamba", "linear_attn")
+"""What classes call the parts of a block."""
+
+
+def found_layers(
+    listed: Sequence[str], names: Sequence[str] | None, model: Model, habits: Habits, peft: str
+) -> tuple[list[str], list[str]]:
+    """Which of the layers that a file lists PEFT finds in a model, and which it passes over.
+
+    It finds no part of a packed layer, and none that the class does not call by one of ``names``.
+    """
+    layers, known = in_class(tuple(listed), model.architecture), adaptable(model, habits, peft)
+    present = [layer for layer in _spelled(names, layers, known, model.architecture) if layer in known]
+    return present, [layer for layer in layers if layer not in present]
+
+
+def _spelled(names: Sequence[str] | None, layers: Sequence[str], known: Sequence[str], kind: str) -> Sequence[str]:
+    """The words for layers that a class calls by one of the names of a file, or that its pattern matches.
+
+    Only a class whose names are not the usual ones is asked: LFM2 has an ``out_proj`` and no ``o_proj``. A name of a
+    list is the end of a path, a text matches all of it (PEFT 005fdd53 tuners_utils.py, check_target_module_exists).
+    """
+    tables = layer_tables()
+    if not names or kind not in tables:
+        return layers
+    rows = (tables["usual"] | tables[kind]).items()
+    spelled = {layer: [path] if isinstance(path, str) else path for layer, path in rows}
+    if all(name in LAYERS for name in names):
+        return [each for each in layers if any(_ends(path, name) for path in spelled.get(each, ()) for name in names)]
+    matches = re.compile(names[0]).fullmatch
+    for start in BLOCKS:
+        inside = [f"{start}.{number}.{part}" for number, part in product((0, 3, 10, 27), _INSIDE)]
+        matched = [
+            each for each in known if any(matches(f"{at}.{path}") for at in inside for path in spelled.get(each, ()))
+        ]
+        if matched:
+            return matched
+    return ()
+
+
+def _ends(path: str, name: str) -> bool:
+    """Whether a path ends as a name does, or the name as the path.
+
+    >>> _ends("attn.c_proj", "c_proj"), _ends("q_proj", "self_attn.q_proj"), _ends("out_proj", "proj")
+    (True, True, False)
+    """
+    return f".{path}".endswith(f".{name}") or f".{name}".endswith(f".{path}")

@@ -15,16 +15,9 @@ from memcalc import catalog
 from memcalc.convert.config import ROLE_KEYS, Finding
 from memcalc.errors import MemcalcError, MissingError, ObjectiveError
 from memcalc.frameworks import defers_reductions, habits_of
-from memcalc.planner.adapted_layers import (
-    NEWEST,
-    OF_EXPERTS,
-    WITHOUT_OUT_PROJ,
-    adaptable,
-    converts_names,
-    linear_targets,
-)
+from memcalc.planner.adapted_layers import NEWEST, OF_EXPERTS, WITHOUT_OUT_PROJ, converts_names, linear_targets
 from memcalc.preflight.job import MergedJob
-from memcalc.preflight.names import model_named
+from memcalc.preflight.names import found_layers, model_named
 from memcalc.preflight.roles import generates, lacking_roles
 from memcalc.specs.options import FIELDS
 
@@ -90,10 +83,12 @@ def keep_targets(job: MergedJob, dirs: tuple[str, ...]) -> None:
         gated = any(getattr(group.block.mlp, "gated", True) for group in _loaded(model, dirs).groups)
         adapted = [name for name in named if gated or name != "gate"]
     elif read_by in PEFT_FORMATS:
-        adapted = _there(named, _loaded(model, dirs), job)
-        absent = ", ".join(name for name in named if name not in adapted)
+        habits, peft = habits_of(str(job.options.get("framework", "hf"))), job.settings.get("strategy.peft") or NEWEST
+        names = job.facts.get("adapted_names")
+        adapted, absent = found_layers(named, names, _loaded(model, dirs), habits, str(peft))
         if adapted and absent:
-            job.note("warning", "MC001", "lora", f"the model has no layer {absent}: PEFT passes over it")
+            message = f"the model has no layer {', '.join(absent)}: PEFT passes over it"
+            job.note("warning", "MC001", "lora", message)
     else:
         return
     if adapted:
@@ -124,13 +119,6 @@ def _found(job: MergedJob, read_by: str, named: list[str], model: Model) -> None
         f"Transformers 5.0, which is taken: {those}; --framework hf@4.49 counts a layer for each expert"
     )
     job.note("note", "MC004", "lora", message)
-
-
-def _there(named: list[str], model: Model, job: MergedJob) -> list[str]:
-    """The layers that a model has; PEFT finds no part of a packed one."""
-    habits = habits_of(str(job.options.get("framework", "hf")))
-    known = adaptable(model, habits, str(job.settings.get("strategy.peft") or NEWEST))
-    return [name for name in named if name in known]
 
 
 def fill_in(job: MergedJob, dirs: tuple[str, ...]) -> None:
@@ -284,6 +272,8 @@ def set_precision(job: MergedJob) -> bool:
     fsdp = name in {"fsdp1", "fsdp2"} or (name == "hf" and int(job.options.get("zero", 0)) > 0)
     if mixed == "no":
         job.options["precision"] = weights
+        if name in {"hf", "ddp"} and job.options.get("lora"):  # whose switch a file leaves off
+            job.options.setdefault("autocast", False)
     elif name == "deepspeed":
         job.options["precision"] = f"{mixed}-mixed"
     elif fsdp and not (job.options.get("lora") and weights != "fp32") and job.facts.get("casts_shards", True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import replace
 from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -113,7 +112,7 @@ def render(
     if form not in FORMATS:
         raise UnknownNameError("format", form, f"must be one of {', '.join(FORMATS)}", FORMATS)
     if details:
-        report = replace(report, document=replace(report.document, screen=()))
+        report = report._replace(document=report.document._replace(screen=()))
     if form == "rich":
         from memcalc.report.terminal import draw
 

@@ -7,7 +7,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ def _screen(result: Check) -> Iterator[Block]:
     yield from cache_of(estimate)
     for file in result.files:
         title, *rest = _file(file, brief=True)
-        yield replace(title, role="text")
+        yield title._replace(role="text")
         yield from rest
     yield from warned(estimate.warnings)
     yield from plan_words.assumed(estimate.assumptions)
@@ -137,7 +136,7 @@ def _fix(result: Check, *, brief: bool = False) -> Iterator[Block]:
         if not (brief and several):
             yield Line(f"Smallest edit: {_change(fix)}: {_fits(fix)}", "verdict", "good")
         if several:
-            yield replace(_fixes(result), titled=not brief)
+            yield _fixes(result)._replace(titled=not brief)
         for edit in fix.edits:
             shown = in_pieces(edit.diff)
             text = _changed(shown) if brief else shown

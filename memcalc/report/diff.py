@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from math import floor, log10
 
 from memcalc.report.estimate import MOODS, head_of
@@ -99,7 +98,7 @@ def _changed(table: Table) -> Table:
     changes = [abs(float(row[-1].replace("−", "-"))) for row in table.rows]
     least = max(_SEEN * max(changes[:-1]), 0.005)
     last = len(changes) - 1
-    return replace(table, rows=tuple(row for i, row in enumerate(table.rows) if i == last or changes[i] >= least))
+    return table._replace(rows=tuple(row for i, row in enumerate(table.rows) if i == last or changes[i] >= least))
 
 
 def headline(result: Diff) -> str:

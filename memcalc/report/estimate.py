@@ -11,7 +11,7 @@ from memcalc.report import plan_words
 from memcalc.report.plan_words import time_lines
 from memcalc.report.tables import Bar, Block, Code, Column, Line, Report, Table, facts, gib, header, made, percent, said
 from memcalc.results.details import LengthFacts, Occasion
-from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Estimate, TermFacts, Verdict, flushed
+from memcalc.results.estimates import EXPANDABLE, ActivationBudget, Estimate, TermFacts, Verdict, flushed, mended
 from memcalc.results.names import component_name, phase_name, phase_range
 from memcalc.specs.job import command_line
 from memcalc.units import GIB, KIB, MIB, format_bytes, format_count
@@ -37,10 +37,8 @@ def report(result: Estimate) -> Report:
 def _brief(result: Estimate) -> Iterator[Block]:
     """Yield what a screen says below the bar: where the peak is, what helps, what was assumed, how to go on."""
     peak = result.peak
-    stage = max(result.stages, key=lambda stage: stage.device, default=None)
-    where = (f"stage {stage.stage} of {len(result.stages)}",) if stage and len(result.stages) > 1 else ()
     sums = f"{gib(peak.allocated)} GiB allocated", f"{gib(peak.reserved)} reserved"
-    yield said("Peak", phase_name(peak.phase), *where, *sums)
+    yield said("Peak", *where_of(result), *sums)
     yield from cache_of(result)
     yield from _host(result)
     if result.verdict != "does-not-fit":  # then what a step needs comes first
@@ -52,6 +50,12 @@ def _brief(result: Estimate) -> Iterator[Block]:
     else:
         yield Code("Next, every term", command_line(result.job, "explain"))
     yield Line("-v: components, phases, room for activations", "faint")
+
+
+def where_of(result: Estimate) -> tuple[str, ...]:
+    """Return where the peak is: the phase and, of a pipeline, the stage that all figures speak of."""
+    peak, stages = result.peak, len(result.stages)
+    return (phase_name(peak.phase), *((f"stage {peak.stage} of {stages}",) if stages > 1 else ()))
 
 
 def warned(warnings: Iterable[str]) -> Iterator[Line]:
@@ -156,7 +160,7 @@ def components_of(result: Estimate) -> Table:
         rows.append((name, gib(size), "" if tool and key != "total" else percent(size, device), tool))
         parts.append(key)
     columns = (Column("component"), _SIZE, _SHARE, Column("as tools report it", priority=2))
-    title = f"At the peak ({phase_name(result.peak.phase)})"
+    title = f"At the peak ({', '.join(where_of(result))})"
     return Table(title, columns, tuple(rows), parts=tuple(parts))
 
 
@@ -240,12 +244,12 @@ def _host(result: Estimate) -> Iterator[Line]:
 
 
 def cache_of(result: Estimate) -> Iterator[Line]:
-    """Yield what expandable segments leave of the allocator's cache where that is less, and whether it fits then."""
-    fits = result.expandable_verdict == "fits" and result.verdict != "fits"
-    if result.expandable_device is None or not (fits or result.expandable_device < result.peak.device):
+    """Yield what expandable segments leave of the allocator's cache where that is less, and whether it runs then."""
+    then = mended(result.verdict, result.expandable_verdict)
+    if result.expandable_device is None or not (then or result.expandable_device < result.peak.device):
         return
     cache = f"{gib(result.components.reserve, 1)} GiB of freed blocks that PyTorch keeps; taken, not a margin"
-    less = f"with {EXPANDABLE} the total is {gib(result.expandable_device, 1)} GiB{', which fits' * fits}"
+    less = f"with {EXPANDABLE} the total is {gib(result.expandable_device, 1)} GiB{then and f', which {then}'}"
     yield Line(f"Cache: {cache}; {less}.", label="Cache", items=(cache, less))
 
 

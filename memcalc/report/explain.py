@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.report.estimate import (
@@ -19,11 +19,12 @@ from memcalc.report.estimate import (
     sized,
     terms,
     warned,
+    where_of,
 )
 from memcalc.report.plan_words import parts_table, stands_on
 from memcalc.report.tables import Block, Branch, Leaf, Line, Report, Table, Tree, header, made, percent, said
 from memcalc.results.estimates import Components, Estimate, TermFacts
-from memcalc.results.names import component_name, phase_name, phase_range
+from memcalc.results.names import component_name, phase_range
 from memcalc.units import GIB
 
 OFF_GPU = "off-gpu"
@@ -142,10 +143,10 @@ def _at_the_peak(result: Estimate) -> Table:
         )
         for component, term, size, formula in listed
     ]  # fmt: skip
-    columns = header(f"component | at the peak: {phase_name(result.peak.phase)} | GiB > | % > | formula")
+    columns = header(f"component | at the peak: {', '.join(where_of(result))} | GiB > | % > | formula")
     table = Table("", columns, tuple(rows), parts=tuple(parts))
     short = tuple((*row[1:3], re.split(", with | where ", row[4])[0]) for row in rows)
-    return replace(table, narrow=replace(table.keep((1, 2, 4)), rows=short))
+    return table._replace(narrow=table.keep((1, 2, 4))._replace(rows=short))
 
 
 def _largest(members: Sequence[TermFacts], most: int) -> Iterator[tuple[str, int, str]]:
@@ -169,7 +170,7 @@ def tree_of(result: Estimate, folded: Folding) -> Tree:
     sources = list(dict.fromkeys(term.source for term in _shown(result, folded)))
     inside, outside = _branches(result, folded, sources), _outside(result, folded, sources)
     branches = (*inside, *outside, *_off_gpu_branches(result, folded, sources))
-    title = f"At the peak ({phase_name(result.peak.phase)}); % of the total"
+    title = f"At the peak ({', '.join(where_of(result))}); % of the total"
     return Tree(branches, terms(result, readable=True), tuple(sources), title, "not allocated at the peak")
 
 

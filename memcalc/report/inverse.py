@@ -185,9 +185,8 @@ def margin(device: int, verdict: str, capacity: int, missing: int) -> str:
         return f"over by {gib(device - capacity, 1)} GiB"
     headroom = f"{gib(capacity - device, 1)} GiB headroom"
     tight = "tight: inside the 95% margin" if missing else "tight: fills the GPU with its cache and frees it"
-    return {"fits": f"fits, {headroom}", "tight": tight}.get(
-        verdict, f"out of memory: a request lacks {gib(missing, 1)} GiB"
-    )
+    failing = f"a request lacks {gib(missing, 1)} GiB" if missing else "what the job does beside its steps"
+    return {"fits": f"fits, {headroom}", "tight": tight}.get(verdict, f"out of memory: {failing}")
 
 
 def _foot(result: Inverse) -> Iterator[Block]:

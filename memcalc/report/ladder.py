@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memcalc.report.estimate import MOODS, briefly, warned
 from memcalc.report.plan_words import assumed
@@ -70,16 +69,16 @@ def _screen(result: Ladder) -> Iterator[Block]:
     others = [other for other in result.readings if other is not mode]
     yield Line(verdict_of(result, mode), "verdict", _mood(mode))
     yield title
-    yield replace(bars_of(result, mode), compact=True, legend=True)
+    yield bars_of(result, mode)._replace(compact=True, legend=True)
     stages = _stages(mode)
-    columns = tuple(replace(column, unit="") for column in stages.columns)
+    columns = tuple(column._replace(unit="") for column in stages.columns)
     hidden = {"peak at", "total"}
     if len({stage.verdict for stage in mode.stages}) == 1:
         hidden.add("verdict")
     if not any(stage.host_memory for stage in mode.stages):
         hidden.add("host")
     indices = [index for index, column in enumerate(columns) if column.title not in hidden]
-    yield replace(stages, columns=columns, titled=False).keep(indices)
+    yield stages._replace(columns=columns, titled=False).keep(indices)
     for other in others:
         sizes = " → ".join(gib(stage.peak.device, 1) for stage in other.stages)
         yield said("Or", f"--reading {other.name}", f"{sizes} GiB")
@@ -208,7 +207,7 @@ def _stages(mode: LadderReading) -> Table:
     table = Table(f"Stages, {NAMES[mode.name]}", columns, tuple(_stage(stage) for stage in mode.stages))
     wide = [index for index, column in enumerate(columns) if column.title == "host"]
     page = table.keep([*(index for index in range(len(columns)) if index not in wide), *wide])
-    return replace(table, pasted=trimmed(page, len(columns) - len(wide), [f"stage {row[0]}" for row in table.rows]))
+    return table._replace(pasted=trimmed(page, len(columns) - len(wide), [f"stage {row[0]}" for row in table.rows]))
 
 
 def _stage(stage: LadderStage) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,7 +98,7 @@ def _policy(plan: Plan, result: Plans) -> str:
 _BRIEF = {
     "recompute": _Field(Column("recompute", short=_SHORT), _policy),
     "GiB": _Field(Column("GiB", right=True), lambda plan, _: gib(plan.peak.device, 1)),
-    "parallelism": _LAYOUT._replace(column=replace(_LAYOUT.column, title="layout")),
+    "parallelism": _LAYOUT._replace(column=_LAYOUT.column._replace(title="layout")),
 }
 _NAMED = _Field(Column("plan"), lambda plan, _: f"#{plan.rank} {(*plan.special, '')[0]}".strip())
 _PASTED = ("GPUs", "plan", "parallelism", "recompute", "offload", "batch", "GiB", "tok/s/GPU", "vs #1", "GPU-hours")
@@ -240,13 +239,13 @@ def _found(result: Plans, *, brief: bool = False) -> Iterator[Block]:
     tables = [
         Table(
             "Plans",
-            tuple(field.column if chosen is fields else replace(field.column, unit="") for field in chosen),
+            tuple(field.column if chosen is fields else field.column._replace(unit="") for field in chosen),
             tuple(tuple(field.value(plan, result) for field in chosen) for plan in rows),
             titled=False,
         )
         for chosen in (fields, narrow)
     ]
-    yield replace(tables[0], narrow=tables[1], pasted=_pasted(fields, rows, result))
+    yield tables[0]._replace(narrow=tables[1], pasted=_pasted(fields, rows, result))
     yield from _shared(result, brief=brief)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import groupby
 from textwrap import fill
 from typing import NamedTuple
@@ -55,7 +54,7 @@ def remedy_blocks(result: Plans, *, brief: bool = False) -> Iterator[Block]:
     else:
         rows = tuple(_row(answer, result.capacity) for answer in result.nearest)
         narrow = Table(_title(result), _NARROW, tuple(_grouped(result)))
-        yield replace(Table(_title(result), _COLUMNS, rows), narrow=narrow)
+        yield Table(_title(result), _COLUMNS, rows, narrow=narrow)
     if any(FIELD in answer.change for answer in shown.nearest):
         yield Line(f"expandable segments: {VARIABLE}", "faint")
     unknown = sorted({name for answer in shown.nearest for name in answer.unknown})
@@ -93,7 +92,7 @@ def _chosen(result: Plans) -> Plans:
 def _brief_table(result: Plans, more: int) -> Iterator[Block]:
     """Yield the table without groups, its title in its heading; what is not enough stands below it in one line."""
     title = _title(result) + (f" ({more} more: -v)" if more else "")
-    columns = (replace(_NARROW[0], title=title[:1].lower() + title[1:]), *_NARROW[1:])
+    columns = (_NARROW[0]._replace(title=title[:1].lower() + title[1:]), *_NARROW[1:])
     enough = [answer for answer in result.nearest if answer.verdict != "does-not-fit"]
     rows = tuple((short(answer.change), *_figures(answer, result.capacity)) for answer in enough)
     hosted = any(answer.host_memory for answer in enough)

@@ -47,6 +47,8 @@ def parallelism(strategy: Strategy, *, scheduled: bool = False) -> str:
 
     >>> parallelism(Strategy(framework="megatron", zero=1, dp=4, tp=8, sp=True, pp=4, vpp=2))
     'dist-opt TP8+SP PP4(×2)'
+    >>> parallelism(Strategy(framework="megatron", zero=1, dp=4, tp=2, sp=True, ep=8, etp=1))
+    'dist-opt TP2+SP EP8 ETP1'
     >>> parallelism(Strategy(framework="fsdp2", zero=3, dp=16, dp_replicate=2))
     'HSDP2×8'
     >>> parallelism(Strategy(framework="fsdp2", zero=3, dp=1))
@@ -59,6 +61,7 @@ def parallelism(strategy: Strategy, *, scheduled: bool = False) -> str:
         schedule = "" if usual else f" {strategy.pp_schedule}"
         parts.append(f"PP{strategy.pp}" + f"(×{strategy.vpp})" * (strategy.vpp > 1) + schedule)
     parts += [f"{name.upper()}{getattr(strategy, name)}" for name in ("cp", "ep") if getattr(strategy, name) > 1]
+    parts += [f"ETP{strategy.etp}"] * (strategy.etp not in {0, strategy.tp})
     return " ".join(parts) or "-"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memcalc.report.estimate import MOODS, warned
 from memcalc.report.palette import ROLES
@@ -32,7 +31,7 @@ def report(result: Rl) -> Report:
     """Return the answer of ``memcalc rl``."""
     table = _phases(result)
     bars, head, rollout = _bars(result), tuple(head_of(result)), result.rollout
-    brief = (*head, replace(bars, compact=True), *_engines(rollout), *_brief(result))
+    brief = (*head, bars._replace(compact=True), *_engines(rollout), *_brief(result))
     return made(result, _data(result), *head, bars, table, *_body(result), *_foot(result), screen=brief)
 
 

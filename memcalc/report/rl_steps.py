@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from memcalc.report.diff import across, brief
@@ -232,7 +231,7 @@ def _ladder_screen(result: RlLadder) -> Iterator[Block]:
     """Yield what a terminal shows: the bars, one row for each stage, what to mind."""
     yield from ladder_head(result)
     bars = _bars(result)
-    yield replace(bars, rows=tuple(_unlike(bars.rows)), compact=True)
+    yield bars._replace(rows=tuple(_unlike(bars.rows)), compact=True)
     stages = _stages(result)
     empty = {index for index in range(len(stages.columns)) if not any(row[index] for row in stages.rows)}
     hidden = {"total", "alone"}  # the bars have the one, and `-v` the other

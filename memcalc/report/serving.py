@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from memcalc.report.estimate import MOODS, warned
 from memcalc.report.plan_words import assumed
@@ -46,7 +45,7 @@ def _brief(result: Served, ways: tuple[Block, ...]) -> Iterator[Block]:
         limits = _limits(result, result.limits)
         rows = tuple(row for row in limits.rows if row[_LIMIT] != _NONE)
         if rows:
-            yield replace(limits, rows=rows, titled=False)
+            yield limits._replace(rows=rows, titled=False)
         else:
             yield Line("No utilization, max-len or max-seqs makes it start: take more GPUs, or larger ones.", "warning")
     yield from warned(warning for warning in result.warnings if WAITING not in warning)  # the limit of max-seqs says so

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from rich.style import Style
 from rich.text import Text
@@ -119,8 +119,7 @@ def packed(items: list[Text], width: int, gap: int) -> Iterator[Text]:
 EIGHTHS = 8
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """How a bar lies in a row: cells before the limit, the limit's own, and cells beyond it."""
 
     cells: int

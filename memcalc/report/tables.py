@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.units import GIB
 
@@ -19,8 +18,7 @@ UNMET = "if it fit: "
 """What stands before the speed of what does not fit."""
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A heading with its unit, and how the column behaves where there is little room."""
 
     title: str
@@ -59,8 +57,7 @@ def header(headings: str) -> tuple[Column, ...]:
     return tuple(Column(title, unit or "", side == ">", int(order or 0)) for title, unit, side, order in matches)
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of text cells under columns."""
 
     title: str
@@ -85,17 +82,17 @@ class Table:
     def keep(self, indices: Sequence[int]) -> Table:
         """Return the table with only the columns at the places `kept`."""
         rows = tuple(tuple(row[index] for index in indices) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[index] for index in indices), rows=rows)
+        return self._replace(columns=tuple(self.columns[index] for index in indices), rows=rows)
 
     def in_full(self, index: int, cells: Sequence[str]) -> Table:
         """Return the table with other cells in one column."""
         rows = tuple((*row[:index], cell, *row[index + 1 :]) for row, cell in zip(self.rows, cells, strict=True))
-        return replace(self, rows=rows)
+        return self._replace(rows=rows)
 
     def brief(self) -> Table:
         """Return the table with the words of each column shortened."""
         rows = tuple(tuple(map(_shortened, self.columns, row)) for row in self.rows)
-        return replace(self, rows=rows)
+        return self._replace(rows=rows)
 
 
 def _shortened(column: Column, cell: str) -> str:
@@ -104,8 +101,7 @@ def _shortened(column: Column, cell: str) -> str:
     return cell
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One paragraph; `role` is heading, title, verdict, text, warning or faint, and `mood` good, close or bad.
 
     A terminal shows `label` and `items`, where there are any, in the place of `text`, which says the same.
@@ -119,8 +115,7 @@ class Line:
     """What is not broken inside."""
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A stacked bar of named sizes [bytes] that fill a capacity; what is left is free."""
 
     parts: tuple[tuple[str, int], ...]
@@ -160,8 +155,7 @@ class Bar:
         return f"{margin}Headroom: {gib(self.free)} of {gib(self.capacity)} GiB."
 
 
-@dataclass(frozen=True)
-class BarsRow:
+class BarsRow(NamedTuple):
     """One stacked bar of several: its name, its parts [bytes], and what is said of it."""
 
     label: str
@@ -181,8 +175,7 @@ class BarsRow:
         return ", ".join(filter(None, (self.verdict, self.says)))
 
 
-@dataclass(frozen=True)
-class Bars:
+class Bars(NamedTuple):
     """Stacked bars on one scale that ends at `end`, with a line at the capacity [bytes] of what `limit` names.
 
     A bar that goes beyond the end is cut there, and says so.
@@ -198,8 +191,7 @@ class Bars:
     """Whether a terminal draws each bar in one row, its name to the left and its size to the right."""
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A named figure and the lines that explain it."""
 
     name: str
@@ -213,8 +205,7 @@ class Leaf:
     """Told in one line, after those that are not."""
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """A group of leaves and its total."""
 
     name: str
@@ -230,8 +221,7 @@ class Branch:
     """The component whose colour it has."""
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """Branches for a terminal, the same content as a table for every other format."""
 
     branches: tuple[Branch, ...]
@@ -263,21 +253,19 @@ class Tree:
             rows = tuple(row for row in numbered.rows if row[0] == name)
             for start in range(0, len(rows), _ROWS):
                 title = f"{name}, continued" if start else name
-                by_branch.append(replace(numbered, title=title, rows=rows[start : start + _ROWS]))
+                by_branch.append(numbered._replace(title=title, rows=rows[start : start + _ROWS]))
         listed = Table("Sources", header("# | source"), tuple((f"[{at}]", text) for at, text in enumerate(sources, 1)))
         return (*totals, *(table.keep(range(1, len(table.columns))) for table in by_branch), listed)
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """A command line to paste; `says` introduces it."""
 
     says: str
     command: str
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """Lines to read as they stand, such as a diff; `says` introduces them."""
 
     says: str
@@ -288,8 +276,7 @@ class Listing:
 Block = Line | Table | Bar | Bars | Tree | Code | Listing
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """What is shown from top to bottom, and the one table that stands for it as CSV."""
 
     blocks: tuple[Block, ...]
@@ -298,8 +285,7 @@ class Document:
     """What a terminal shows instead, unless all of it is asked for."""
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """An answer as a document, and as the published JSON."""
 
     document: Document
@@ -326,7 +312,7 @@ def _on_a_page(table: Table) -> Iterator[Block]:
     others = range(1, len(table.columns))
     for start in range(0, len(others), MOST - 1):
         part = table.keep((0, *others[start : start + MOST - 1]))
-        yield replace(part, title=f"{table.title}, continued") if start else part
+        yield part._replace(title=f"{table.title}, continued") if start else part
 
 
 def trimmed(table: Table, columns: int, names: Sequence[str]) -> tuple[Block, ...]:
@@ -376,8 +362,8 @@ def in_one_row(table: Table, **titles: str) -> Table:
     >>> in_one_row(Table("Sizes", header("name | total [GiB] >"), ()), total="GiB").headings
     ['name', 'GiB']
     """
-    columns = (replace(column, title=titles.get(column.title, column.title), unit="") for column in table.columns)
-    return replace(table, columns=tuple(columns), titled=False)
+    columns = (column._replace(title=titles.get(column.title, column.title), unit="") for column in table.columns)
+    return table._replace(columns=tuple(columns), titled=False)
 
 
 def said(label: str, *items: str, role: str = "text") -> Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
@@ -146,7 +146,7 @@ def _rows(screen: _Screen, block: Bar | Bars | Tree) -> Iterator[Text]:
 
 def _line(screen: _Screen, line: Line) -> Iterator[Text]:
     """Yield the rows of a paragraph; a dot between its parts stands for no product, also in ASCII."""
-    line = replace(line, text=line.text.replace(" · ", screen.signs.between))
+    line = line._replace(text=line.text.replace(" · ", screen.signs.between))
     if line.role == "heading":
         yield Text()
     if line.role == "verdict" and line.mood:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -41,7 +40,7 @@ def folds(blocks: tuple[Block, ...], width: int) -> Iterator[tuple[Block, ...]]:
 
 
 def _closer(blocks: tuple[Block, ...], around: int) -> tuple[Block, ...]:
-    return tuple(replace(block, around=around) if isinstance(block, Table) else block for block in blocks)
+    return tuple(block._replace(around=around) if isinstance(block, Table) else block for block in blocks)
 
 
 def _is_warning(block: Block) -> bool:
@@ -74,7 +73,7 @@ def _one_row(line: Line, width: int, label: str) -> Line:
     for count in range(len(items) - 1, 0, -1):
         fewer = (*items[:count], _MORE.format(len(items) - count))
         if cell_len(_BETWEEN.join(fewer)) <= width:
-            return replace(line, items=fewer)
+            return line._replace(items=fewer)
     return line
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memcalc.report.tables import Block, Code, Column, Line, Listing, Report, Table, gib, header, made, percent, said
 from memcalc.results.names import component_name
@@ -50,7 +49,7 @@ def _screen(result: Triage, path: str) -> Iterator[Block]:
     doubts = [f"Unknown: {item}." for item in result.unknown if item.startswith(DOUBT) and result.answered]
     yield from (Line(doubt, "warning") for doubt in doubts)
     if result.changes:
-        yield replace(_changes(result, LISTED), titled=False)
+        yield _changes(result, LISTED)._replace(titled=False)
     on_gpu = not any(failure.backend == "host" for failure in result.failures)
     if result.estimate and on_gpu and not (doubts or any(change.enough for change in result.changes)):
         yield Line(_NONE_ENOUGH, "warning")

@@ -47,6 +47,17 @@ def flushed(flushes: int) -> str:
     return "once per step" if flushes == 1 else f"{flushes} times per step"
 
 
+def mended(verdict: Verdict, expandable: Verdict | None) -> str:
+    """What a job does with expandable segments, in words, where that is better than its verdict without; else empty.
+
+    >>> mended("tight", "fits"), mended("does-not-fit", "tight"), mended("tight", "tight")
+    ('fits', 'is tight', '')
+    """
+    if verdict != "fits" and expandable == "fits":
+        return "fits"
+    return "is tight" if (verdict, expandable) == ("does-not-fit", "tight") else ""
+
+
 def schema(name: str) -> Any:
     """The field that names a record: ``schema`` in JSON."""
     return Field(default=name, alias="schema", serialization_alias="schema")

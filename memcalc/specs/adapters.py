@@ -16,6 +16,12 @@ Target = Literal[
     "q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "q_a", "q_b", "kv_a", "kv_b", "mixer_in", "mixer_out",
     "router", "shared_gate", "experts_gate", "experts_up", "experts_gate_up", "experts_down", "embedding", "head",
 ]  # fmt: skip
+BY_CLASS: dict[str, dict[str, tuple[str, ...]]] = {
+    "wo": {"t5": ("down",), "mt5": ("down",), "": ("o",)},
+    "dense": {"bertmodel": ("o", "up", "down"), "robertamodel": ("o", "up", "down"), "": ("o",)},
+}
+"""Names that mean different layers in different classes of Transformers: by class which, and of all others (5.24
+models/t5/modeling_t5.py, models/bert/modeling_bert.py; InternLM 2's own code; models/falcon, gpt_neox, phi)."""
 EVERY = ("all", "all-linear")
 """All linear layers with the head, or without it."""
 LARGEST_RANK = 65_536
@@ -86,11 +92,21 @@ def parse_targets(name: str, targets: object, value: object = None, further: tup
     named = tuple(dict.fromkeys(projections.get(part, part) for part in stripped))
     known, shown = (*get_args(Target), *further, *EVERY), targets if value is None else value
     for target in named:
-        if target not in known:
+        if target not in known and target not in BY_CLASS:
             raise InputError(name, shown, f"a target is one of {', '.join(known)}, and {target!r} is none", known)
     if len(named) > 1 and any(target in EVERY for target in named):
         raise InputError(name, shown, f"{' and '.join(n for n in named if n in EVERY)} goes without other names")
     return named
+
+
+def in_class(targets: tuple[str, ...], architecture: str) -> tuple[str, ...]:
+    """Layers as memcalc calls them, where a class of Transformers calls another one so.
+
+    >>> in_class(("q", "wo"), "t5"), in_class(("qkv", "wo"), "llama")
+    (('q', 'down'), ('qkv', 'o'))
+    """
+    layers = [BY_CLASS.get(name, {"": (name,)}) for name in targets]
+    return tuple(dict.fromkeys(target for of in layers for target in of.get(architecture, of[""])))
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,6 @@
 """The table of options, read from the declarations of what a job is; every list of options is one of those below."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -233,11 +232,11 @@ def options_of(record: type[BaseModel]) -> list[Option]:
         option = next(part for part in field.metadata if isinstance(part, Option))
         values, kind = _read(field.annotation)
         given = {"values": option.values or values, "kind": option.kind or kind, **_bounds(field.metadata)}
-        rows.append(replace(option, name=name, default=field.get_default(), **given))  # type: ignore[arg-type]
+        rows.append(option._replace(name=name, default=field.get_default(), **given))
     return rows
 
 
-def _bounds(metadata: Iterable[Any]) -> dict[str, int]:
+def _bounds(metadata: Iterable[Any]) -> dict[str, Any]:
     """The smallest and the largest number that a field's own constraints allow, where these are said there."""
     signs = {"ge": "least", "le": "most"}
     return {signs[sign]: int(getattr(part, sign)) for part in metadata for sign in signs if hasattr(part, sign)}

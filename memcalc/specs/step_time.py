@@ -216,6 +216,8 @@ class Support(Frozen):
 class StepTimeTable(Frozen):
     """All of them."""
 
+    written_by: str = ""
+    """What makes the file."""
     constant: tuple[Constant, ...]
     """The fitted constants."""
     span: tuple[Span, ...]

@@ -328,6 +328,8 @@ class Strategy(Frozen):
     kbit_experts: Annotated[bool,
         Option("Stacked experts are fp32 where the rest of the base is quantized (PEFT).", needs_lora=True)] = False
     tiled_loss: Annotated[bool, Option("fused-linear is TRL's loss in tiles, since its 1.15; else Liger's.")] = False
+    uncast_loss: Annotated[bool,
+        Option("The loop's own cross entropy takes 16-bit logits, and no autocast widens them.")] = False
     sgd_weight_decay: Annotated[
         bool, Option("SGD has a weight decay, which PyTorch adds to a copy of all gradients, or of one after another.")
     ] = False

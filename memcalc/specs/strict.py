@@ -4,8 +4,7 @@ Modules of such records leave their annotations as they are (no ``from __future_
 compiles each of a thousand texts again, at every start.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
@@ -55,8 +54,7 @@ PANELS = ("Job", "Parallelism", "Memory", "Step time only", "Adapters")
 JOB, PARALLELISM, MEMORY, STEP_TIME, ADAPTERS = PANELS
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """What a field's own name, type and default do not say of the option that sets it."""
 
     meaning: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from memcalc.terms import model_on_grid
 from memcalc.terms.adapters import AdaptersOnGrid
 from memcalc.terms.model_on_grid import BlockCache
 from memcalc.terms.order import Stack, ahead, behind, checkpoints_need_gradients, from_first, from_start, spared_records
-from memcalc.terms.pipeline import blocks_in_flight
+from memcalc.terms.pipeline import adds_at_once, blocks_in_flight
 from memcalc.terms.settings import alike
 from memcalc.trace.template import Template, trace
 from memcalc.trace.working_sets import Sum, total
@@ -149,10 +149,10 @@ class GroupActivations:
         """How these blocks run, by precision."""
         window = self.group.block.attention.window if self.group.block.attention is not None else None
         long = window is not None and alike(self.keys >= window)
-        settings = tuple(replace(setting, windowed=long) for setting in self.census.settings)
+        settings = tuple(setting._replace(windowed=long) for setting in self.census.settings)
         if not self.is_frozen:
             return settings
-        return tuple(replace(setting, trainable=False, lora=None) for setting in settings)
+        return tuple(setting._replace(trainable=False, lora=None) for setting in settings)
 
     @cached_property
     def is_frozen(self) -> bool:
@@ -170,7 +170,7 @@ class GroupActivations:
         referred = untreated and self.group.block.shares_keys and policy.treatment == "full"
         key = setting, parts, treatment, copies, referred
         if key not in self._templates:
-            setting = setting if parts == setting.checkpointed else replace(setting, checkpointed=parts)
+            setting = setting if parts == setting.checkpointed else setting._replace(checkpointed=parts)
             more = {name: True for name, on in (("copies", copies), ("referred", referred)) if on}
             if self.is_frozen and not checkpoints_need_gradients(self.grid, treatment):
                 more["wanted"] = False
@@ -221,6 +221,14 @@ class GroupActivations:
                 plain = np.where(self.grid.sequence_shard > 1, self._over(sums, gathers, untreated=untreated), plain)
             self._sums[sums, untreated] = plain
         return self._sums[sums, untreated]
+
+    def backward(self, *, untreated: bool = False) -> Array:
+        """The largest working set of a block's backward [bytes]."""
+        if ("backward", untreated) not in self._sums:
+            peaks, adds = self.over("backward_peaks", untreated=untreated), adds_at_once(self.grid)
+            added = np.where(adds, self.over("added_peaks", untreated=untreated), peaks) if np.any(adds) else peaks
+            self._sums["backward", untreated] = added
+        return self._sums["backward", untreated]
 
     def _over(self, sums: str, settings: tuple[BlockConfig, ...], *, untreated: bool) -> Array:
         """The same under some settings, one a precision; blocks that are left alone do not depend on the policy."""
@@ -304,27 +312,26 @@ class GroupActivations:
     @cached_property
     def unit_extra(self) -> Array:
         """Bytes of the other blocks of a unit that is computed again at once."""
-        if self.stack is not None:
-            return self.stack.unit_extra(self)
-        return np.maximum(self.field("unit") - 1, 0) * self.whole_block
+        stack = self.stack
+        return stack.unit_extra(self) if stack else np.maximum(self.field("unit") - 1, 0) * self.whole_block
 
     @cached_property
     def last(self) -> Array:
         """Bytes that the last block's backward holds beyond what all blocks keep."""
-        treated = self.over("backward_peaks") - self.treated_block + self.unit_extra
+        treated = self.backward() - self.treated_block + self.unit_extra
         if not np.any(self.is_treated == 0):
             return treated * self.exists
-        untreated = self.over("backward_peaks", untreated=True) - self.whole_block
+        untreated = self.backward(untreated=True) - self.whole_block
         return np.where(self.is_treated == 1, treated, untreated) * self.exists
 
     @cached_property
     def first(self) -> Array:
         """Bytes of the first block's backward, when no other block keeps anything."""
-        treated = self.over("backward_peaks") + self.unit_extra
+        treated = self.backward() + self.unit_extra
         untreated = (self.field("treated") == 0) & (self.field("recomputed") == 0)
         if not np.any(untreated):
             return treated * self.exists
-        return np.where(untreated, self.over("backward_peaks", untreated=True), treated) * self.exists
+        return np.where(untreated, self.backward(untreated=True), treated) * self.exists
 
     @cached_property
     def forward(self) -> Array:
@@ -375,18 +382,12 @@ def full(value: Array) -> Array:
 
 def largest(arrays: Sequence[Array]) -> Array:
     """Element by element maximum of broadcastable arrays."""
-    top = arrays[0]
-    for array in arrays[1:]:
-        top = np.maximum(top, array)
-    return top
+    return reduce(np.maximum, arrays)
 
 
 def add_all(arrays: Sequence[Array]) -> Array:
     """Sum of broadcastable arrays."""
-    total: Array = np.int64(0)
-    for array in arrays:
-        total = total + array
-    return total
+    return reduce(np.add, arrays, np.int64(0))
 
 
 def groups_of(census: ModelOnGrid) -> list[GroupActivations]:

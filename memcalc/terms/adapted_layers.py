@@ -12,9 +12,8 @@ ranks or row-parallel, B column-parallel; ``GroupedExpertLinearAdapter``) and ``
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,8 +34,7 @@ EACH = ("bridge-each", "swift")
 """Classes with a pair for each expert."""
 
 
-@dataclass(frozen=True, slots=True)
-class Low:
+class Low(NamedTuple):
     """A or B of equal adapters, on one rank."""
 
     rows: Array
@@ -99,8 +97,7 @@ def active_parameters(block: Block, lora: Lora) -> int:
 SOURCE = "bitsandbytes 0.43.3 nn/modules.py; AutoGPTQ 0.7.1 nn_modules/qlinear/qlinear_tritonv2.py"
 
 
-@dataclass(frozen=True, slots=True)
-class Quantised:
+class Quantised(NamedTuple):
     """Bytes of the quantised matrices of a block, or of the head."""
 
     elements: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -266,7 +266,7 @@ class WithoutTower(ModelOnGrid):
         )
         largest = model_count(text).largest_tensor
         first = counted.outside_first - sum(o.parameters for o in away if o.place == "first")
-        return replace(counted, outside_first=first, groups=tuple(groups), largest_tensor=largest)
+        return counted._replace(outside_first=first, groups=tuple(groups), largest_tensor=largest)
 
 
 def trained(census: ModelOnGrid) -> ModelOnGrid:

@@ -215,7 +215,7 @@ def projector_sum(census: ModelOnGrid, activations: GroupActivations, setting: B
     """What a vision tower's end and its projector keep; what a block keeps as its input is counted there."""
     ends, hidden = census.model.ends_of(activations.group.tower), activations.group.block.hidden
     alone = census.grid.fixed.vision == "projector" and census.grid.fixed.adapters is None
-    setting = replace(setting, trainable=setting.trainable or alone)
+    setting = setting._replace(trainable=setting.trainable or alone)
     wanted = not activations.is_frozen or checkpoints_need_gradients(census.grid, policy.treatment)
     template = census.traces.get(trace_exit, ends, hidden, setting, read=False, wanted=wanted)
     early = ends.projector is not None and ends.projector.early

@@ -349,8 +349,17 @@ def flat_gather_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield Term("buffers", "gathered first block", block, ("backward-first",), "w · P_block", FLAT, inputs)
 
 
+def casts_to_reduce(census: ModelOnGrid) -> Array:
+    """1 where a unit's flat gradient is cast before it is reduced (``_post_backward_hook``): to fp32 from 16 bits."""
+    grid = census.grid
+    return np.asarray((grid.reduce_width != grid.width("compute")) & grid.zero_from(2)).astype(np.int64)
+
+
 def flat_reduction_terms(census: ModelOnGrid) -> Iterator[Term]:
-    """The root's gradients: one by one, and again as the one flat tensor that the views' backward makes of them."""
+    """The root's gradients: one by one, and again as the one flat tensor that the views' backward makes of them.
+
+    A copy that is cast to be reduced comes when the parts and the gathered root are gone, and is no more than they.
+    """
     grid, updated = census.grid, trained(census)
     width = (
         np.minimum(updated.width("gradient"), grid.width("compute")) if updated is census else updated.width("gradient")

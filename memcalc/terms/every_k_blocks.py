@@ -87,9 +87,7 @@ def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations
     for index in range(int(number.max())):
         here, before = from_start(index, index + 1), [from_start(skipped, index) for skipped in (0, 1)]
         saved = [stack.left(part, on_gpu) + weight_copies(stack, part) for part in before]
-        moment = stack.each(
-            here, lambda a: a.over("backward_peaks"), lambda a: a.over("backward_peaks", untreated=True)
-        )
+        moment = stack.each(here, lambda a: a.backward(), lambda a: a.backward(untreated=True))
         within = np.minimum(moment, 1) * column([index < k for k in number[..., chosen, :, :, :].flat], "recompute")
         moments.append((moment + np.where(apart, saved[1], saved[0])) * within)
     more = largest(moments) - largest([stack.of(a.in_order(on_gpu)[2]) for a in stack.groups])
@@ -120,7 +118,7 @@ def after_first_segment(census: ModelOnGrid, activations: GroupActivations) -> A
     sharded = grid.zero_from(2) & (grid.habits.full_shard or not grid.persistent_gradients)
     local = census.sharded(census.block_dense[index], census.block_experts[index], sharded)
     gradients = census.width("gradient") * local * ((grid.accumulation == 1) & (not grid.persistent_gradients))
-    treated, untreated = of(activations.over("backward_peaks")), activations.over("backward_peaks", untreated=True)
+    treated, untreated = of(activations.backward()), activations.backward(untreated=True)
     here = 1 - grid.offloaded("activations")
     each = activations.whole_block * here + block_copies(activations) - gradients
     there = np.minimum(of(activations.field("treated")), 1) * activations.exists
@@ -177,12 +175,12 @@ def freed_before(activations: GroupActivations) -> Array:
 
 def run_again(activations: GroupActivations) -> Array:
     """Bytes of a checkpointed block's backward beyond what it keeps."""
-    return activations.over("backward_peaks") - activations.treated_block
+    return activations.backward() - activations.treated_block
 
 
 def run_once(activations: GroupActivations) -> Array:
     """Bytes of the backward of a block that keeps everything, beyond that."""
-    return activations.over("backward_peaks", untreated=True) - activations.whole_block
+    return activations.backward(untreated=True) - activations.whole_block
 
 
 INVENTORY = "PyTorch 2.13 tools/autograd/derivatives.yaml on the model's operators; arXiv:2205.05198 section 4"

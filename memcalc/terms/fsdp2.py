@@ -23,8 +23,9 @@ from memcalc.ledger import COMPUTING, Term
 from memcalc.terms.activations import groups_of, largest
 from memcalc.terms.adapters import AdaptersOnGrid, Base, trained
 from memcalc.terms.every_k_blocks import allocated_by_last, freed_before, kept_by_first
-from memcalc.terms.head import head_templates, loss_of, over_vocabularies
-from memcalc.terms.pipeline import received, sent_on
+from memcalc.terms.gradients import pipelined_gradient_terms
+from memcalc.terms.head import hands_over, holds_logits, loss_of, over_vocabularies
+from memcalc.terms.pipeline import in_other_chunks, received, sent_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
 
 # Terms of a root that FSDP 2 shards again after its forward, when the loss is computed outside of the model.
 #
-# Its weights go where the model hands the logits over and are gathered anew where their gradient comes back, so that
-# the loss runs without them. The forward of the head, and backward from then on, find them as they would have been
-# kept.
+# Its weights go where the model hands the logits over and are gathered anew where their gradient comes back.
 #
 # Source: torch/distributed/fsdp/_fully_shard/_fsdp_state.py of PyTorch 2.13 (``_lazy_init``: a root that is told to
 # reshard does, since 2.8; ``_post_forward``, ``_pre_backward``) and torchtitan b5bcd76 distributed/fsdp.py (norm and
@@ -50,15 +49,13 @@ SOURCE = "torch/distributed/fsdp/_fully_shard/_fsdp_state.py, torch 2.13: _lazy_
 def reshards_root(census: ModelOnGrid) -> Array:
     """1 where the unit of the head is sharded while the loss runs.
 
-    A pipeline keeps units whole for its micro-batches, SimpleFSDP gathers each weight where it is used, and a loss that
-    takes the head's weights needs them.
+    A pipeline keeps units whole, SimpleFSDP gathers each weight where it is used, and a loss may take the head's.
     """
     grid = census.grid
     wanted = grid.habits.reshards_root and grid.fixed.reshard == "always" and grid.fixed.fsdp_schedule == "default"
     if not wanted or grid.fixed.loss not in grid.habits.losses or loss_of(grid).held:
         return np.int64(0)
-    crosses = len(head_templates(census)[0].crossings) == len(("handed over", "came back"))
-    return ((grid.degree("pp") == 1) & crosses).astype(np.int64)
+    return ((grid.degree("pp") == 1) & hands_over(census)).astype(np.int64)
 
 
 def root_terms(census: ModelOnGrid, title: str, root: Array, before: Array, block: Array) -> Iterator[Term]:
@@ -91,7 +88,8 @@ def backward_sums(census: ModelOnGrid, root: Array, block: Array) -> tuple[Array
 
 
 FSDP = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, torch 2.13"
-PIPELINE = "torch/distributed/pipelining/stage.py, torch 2.13: backward_maybe_with_nosync"
+PIPELINE = "torch/distributed/pipelining/stage.py, torch 2.13"
+OUTPUT = "torch/distributed/pipelining/stage.py, torch 2.13: backward_one_chunk, stage_output"
 ROTATER = "torch/distributed/tensor/experimental/_context_parallel/_attention.py, torch 2.13: _AllGatherRotater"
 UNTIL_LAST = ("forward-last", "forward", "loss", "backward-last")
 
@@ -240,11 +238,13 @@ def gathered_terms(units: Units) -> Iterator[Term]:
         yield Term("buffers", "gathered embedding", gathered, COMPUTING[:-1], "w · P_embedding", FSDP, inputs)
     yield Term("buffers", "gathered blocks", units.blocks * stays, UNTIL_LAST, "w · P_blocks", FSDP, inputs)
     # A block goes after its backward whether or not it stayed after its forward: the first two are left at the end
-    first = np.where(pipelined == 1, units.blocks, 2 * units.block) * stays
+    first = np.where(pipelined == 1, units.blocks, 2 * units.block * stays)
     yield Term("buffers", "gathered first blocks", first, ("backward-first",), "2 · w · P_block", FSDP, inputs)
     yield Term("buffers", "gathered blocks", units.blocks * pipelined, ("backward-end",), "w · P_blocks", FSDP, inputs)
-    alive = ("forward-last", "backward-last", "backward-first", *(("forward", "loss") if units.keeps_last else ()))
-    yield Term("buffers", "gathered block", units.block * units.resharded, alive, "w · P_block", FSDP, inputs)
+    alive = ("forward-last", "backward-last", *(("forward", "loss") if units.keeps_last else ()))
+    running = units.block * units.resharded
+    for phases, bytes_ in ((alive, running), (("backward-first",), running * (1 - pipelined))):
+        yield Term("buffers", "gathered block", bytes_, phases, "w · P_block", FSDP, inputs)
 
 
 def gather_terms(units: Units) -> Iterator[Term]:
@@ -265,18 +265,22 @@ def gather_terms(units: Units) -> Iterator[Term]:
     yield Term("buffers", title, last, ("forward",), "w · P_unit", FSDP, inputs, pool=pool)
     if pool == "compute":
         return
-    rest = np.maximum(largest_gather(units) - block, 0)
     title, formula = "room of the two largest gathers in a row", "w · (P_unit + P_block) + w · P_unit / N"
-    yield Term("buffers", title, rest, ("forward-last",), formula, FSDP, inputs, pool=pool, hole=True)
+    beyond = np.maximum(largest_gather(units) - block, 0)
+    yield Term("buffers", title, beyond, ("forward-last",), formula, FSDP, inputs, pool=pool, hole=True)
 
 
 def largest_gather(units: Units) -> Array:
-    """Bytes of the copy-in stream's pool: a unit, the one before it, and the 16-bit copy of its shard."""
+    """Bytes of the copy-in streams' pools: a unit, the one before it, and the 16-bit copy of its shard.
+
+    Each model chunk of a stage is a root with a stream of its own.
+    """
     grid, block = units.census.grid, units.block
     outer = np.maximum(units.embedding, units.root)
     narrowed = grid.width("parameter") != grid.width("compute")
     first, other = outer // grid.ranks * narrowed, block // grid.ranks * narrowed
-    return np.maximum(outer + block + np.maximum(first, other), 2 * block + other)
+    beside = in_other_chunks(units.census, lambda n: np.minimum(n, 2) * block + other * (n > 0))
+    return np.maximum(outer + block + np.maximum(first, other), 2 * block + other) + beside
 
 
 def reduction_terms(units: Units) -> Iterator[Term]:
@@ -286,13 +290,16 @@ def reduction_terms(units: Units) -> Iterator[Term]:
     block = units.scatter_input(units.block, units.block_width)
     inputs = {"w_reduce": grid.reduce_width, "P_block": census.largest_block, "P_root": census.root}
     title, formula = "reduce-scatter input of a block", "w_reduce · P_block"
-    yield Term("buffers", title, block, ("backward-first",), formula, FSDP, inputs)
+    yield Term("buffers", title, block * (1 - units.pipelined), ("backward-first",), formula, FSDP, inputs)
     yield from second_backward_terms(units, block)
     outer = units.outer
     # A tied weight has a gradient from each of its uses, and their sum
     grads = outer * np.where(census.model.tied & ~grid.ends_apart, 3, 1) + units.undivided
     scattered = units.scatter_input(outer, width)
     end = np.maximum(outer + np.maximum(grads + block, scattered), scattered + held_until_reduced(units))
+    # A pipeline shards weights of a unit, then reduces its gradients, once all is done
+    late = np.maximum(block - units.block, units.scatter_input(units.root, width) - units.root)
+    end = np.where(units.pipelined == 1, np.maximum(outer + grads, late), end)
     title = "end of the last unit's backward"
     formula = "max(w · P + max(G + w_reduce · P_block, w_reduce · P), w_reduce · P + w · P_head + shares)"
     yield Term("buffers", title, end, ("backward-end",), formula, FSDP, inputs)
@@ -328,6 +335,7 @@ def second_backward_terms(units: Units, block: Array) -> Iterator[Term]:
     later = block + reduced - gone > head
     flat, inputs = np.where(later, np.maximum(block - gone, 0), head), {"w_reduce": grid.reduce_width}
     title, formula = "reduce-scatter input of the unit before", "max(w_reduce · P_head, w_reduce · P_block - A)"
+    flat = flat * (1 - units.pipelined)
     yield Term("buffers", title, flat, ("backward-last",), formula, FSDP, inputs)
     last = Term("gradients", "gradients of the last block", reduced * later, ("backward-last",), formula, FSDP, inputs)
     yield from in_reduce_pool(last, census)
@@ -347,11 +355,7 @@ def context_term(census: ModelOnGrid) -> Term:
 def pipeline_terms(units: Units) -> Iterator[Term]:
     """Under a pipeline: gradients that are added up whole, and the tensors that pass between stages."""
     census, grid = units.census, units.census.grid
-    phases = COMPUTING[:-1]
-    gradients = grid.reduce_width * census.parameters * units.pipelined
-    inputs = {"w_reduce": grid.reduce_width, "P": census.parameters}
-    title = "unsharded gradients of earlier micro-batches"
-    yield Term("gradients", title, gradients, phases, "w_reduce · P", PIPELINE, inputs)
+    yield from pipelined_gradient_terms(census, units.pipelined)
     outer, many = groups_of(census)[-1], grid.accumulation * (grid.degree("pp") > 1)
     passed = grid.width("compute") * outer.tokens * census.model.hidden // grid.sequence_shard
     inputs = {"m": grid.accumulation, "T": outer.tokens, "h": census.model.hidden}
@@ -365,6 +369,9 @@ def pipeline_terms(units: Units) -> Iterator[Term]:
     earlier = np.maximum(many - 1, 0) * logits * keeps
     title = "logits of earlier micro-batches"
     yield Term("activations", title, earlier, COMPUTING, "(m - 1) · w · T · V", PIPELINE, inputs)
+    title, phases = "logits of the micro-batch, a local of its stage's backward", COMPUTING[COMPUTING.index("loss") :]
+    running = logits * holds_logits(census)
+    yield Term("activations", title, running, phases, "w · T · V", OUTPUT, inputs, in_events=True)
 
 
 def in_reduce_pool(term: Term, census: ModelOnGrid) -> Iterator[Term]:

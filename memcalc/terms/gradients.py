@@ -210,6 +210,19 @@ def whole_gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
     yield Term("gradients", title, later, ("backward-end",), formula, UNSHARDED, inputs, apart=True)
 
 
+PIPELINE = "torch/distributed/pipelining/stage.py, torch 2.13: backward_maybe_with_nosync"
+
+
+def pipelined_gradient_terms(census: ModelOnGrid, pipelined: Array) -> Iterator[Term]:
+    """Gradients that FSDP 2 adds up whole where it is ``pipelined``, less what the first backward has let go of."""
+    width, alone = census.grid.reduce_width, traded(census, in_one_buffer=False)
+    gradients, inputs = width * census.parameters * pipelined, {"w_reduce": width, "P": census.parameters}
+    early = gradients if alone is None else np.maximum(gradients - alone[1], gradients * (1 - alone[0]))
+    title = "unsharded gradients of earlier micro-batches"
+    for phases, bytes_ in ((KEPT, early), (("backward-first", "backward-end"), gradients)):
+        yield Term("gradients", title, bytes_, phases, "w_reduce · P", PIPELINE, inputs)
+
+
 def flat_blocks(census: ModelOnGrid) -> Array:
     """Parameters of the blocks' units whose gradients are whole [elements].
 

@@ -11,7 +11,6 @@ Terms of what stays alive after backward, because a training script still refers
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +22,7 @@ from memcalc.specs.model import BlockGroup, Pattern
 from memcalc.terms.activations import add_all, full, groups_of, largest
 from memcalc.terms.every_k_blocks import forward_of_last
 from memcalc.terms.gradients import learned_head
-from memcalc.terms.pipeline import boundary
+from memcalc.terms.pipeline import adds_at_once, boundary
 from memcalc.terms.settings import COMPILED_LOSS, in_tiles, one_length
 from memcalc.trace.template import recorded, trace_head
 
@@ -84,12 +83,13 @@ def head_templates(
 def head_settings(census: ModelOnGrid) -> tuple[BlockConfig, ...]:
     """How the head runs: frozen where the base is, also where blocks' frozen weights are given gradients."""
     trainable = census.grid.fixed.adapters is None
-    return tuple(replace(s, trainable=trainable, weight=s.end_weight or s.weight) for s in census.settings)
+    return tuple(s._replace(trainable=trainable, weight=s.end_weight or s.weight) for s in census.settings)
 
 
 def loss_of(grid: Grid) -> Loss:
     """How the framework computes the loss."""
-    return grid.habits.losses.get(grid.fixed.loss, grid.habits.losses["standard"])
+    loss = grid.habits.losses.get(grid.fixed.loss, grid.habits.losses["standard"])
+    return loss.uncast() if grid.fixed.uncast_loss else loss
 
 
 def over_vocabularies(census: ModelOnGrid, sums: str) -> Array:
@@ -122,6 +122,8 @@ def head_terms(census: ModelOnGrid) -> Iterator[Term]:
     inputs = {"T": groups_of(census)[-1].tokens, "V": census.vocab, "h": census.model.hidden}
     for phase, name in (("forward", "forward_peaks"), ("loss", "backward_peaks")):
         bytes_ = over_vocabularies(census, name)
+        adds = phase == "loss" and not census.model.tied and adds_at_once(grid)
+        bytes_ = np.where(adds, over_vocabularies(census, "added_peaks"), bytes_) if np.any(adds) else bytes_
         title = "final norm, logits and loss" if phase == "forward" else "logits and their gradients"
         yield Term(
             "activations", title, bytes_, (phase,), "largest sum alive in the head", source, inputs, in_events=True
@@ -189,12 +191,25 @@ def tiled_terms(census: ModelOnGrid) -> Iterator[Term]:
 
 def loss_source(grid: Grid) -> str:
     """Where the loss was read."""
-    return grid.habits.losses[grid.fixed.loss].source if grid.fixed.loss in grid.habits.losses else "Liger-Kernel"
+    return loss_of(grid).source if grid.fixed.loss in grid.habits.losses else "Liger-Kernel"
 
 
 def head_kept(census: ModelOnGrid) -> Array:
     """Bytes that final norm, head and loss keep for backward, over the grid."""
     return over_vocabularies(census, "kept_sum")
+
+
+def holds_logits(census: ModelOnGrid) -> Array:
+    """1 where a stage of a pipeline of PyTorch refers to its micro-batch's logits until their backward is done."""
+    grid = census.grid
+    sharded = (grid.habits.gather == "blocks") & (not grid.habits.flat_units) & hands_over(census)
+    return np.asarray((grid.degree("pp") > 1) & sharded).astype(np.int64)
+
+
+def hands_over(census: ModelOnGrid) -> bool:
+    """Whether the model gives logits to a loss outside of it."""
+    known = census.grid.fixed.loss in census.grid.habits.losses
+    return known and len(head_templates(census)[0].crossings) == len(("handed over", "came back"))
 
 
 SOURCE = "Megatron-LM 23e00ed core/transformer/multi_token_prediction.py"

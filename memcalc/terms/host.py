@@ -8,8 +8,8 @@ for NVMe.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ FSDP = "torch 2.13 distributed/fsdp: _fully_shard/_fsdp_param.py, _fsdp_collecti
 PINNED = "torch 2.13 ATen/core/CachingHostAllocator.h: allocate"
 
 
-@dataclass(frozen=True)
-class OffloadedBytes:
+class OffloadedBytes(NamedTuple):
     """Sums of what one rank keeps off the GPU, still to be made [bytes]."""
 
     host: Tree

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -102,8 +102,7 @@ def _traffic(grid: Grid, precision: str) -> int:
     return moments + (2 * weight + 2 * 2 if stores_remainders(fixed, precision, grid.habits) else main + weight)
 
 
-@dataclass(frozen=True)
-class RankWeight:
+class RankWeight(NamedTuple):
     """Equal tensors of one rank."""
 
     weight: Weight
@@ -171,7 +170,7 @@ def _own(census: ModelOnGrid) -> Iterator[RankWeight]:
         tensors = block_tensors(group.block, layout)
         for tensor in tensors:
             follows = _biased(group.block, tensor.target) or (tensor is tensors[-1] and group.block.norm.vectors > 0)
-            yield replace(weight_of_block(census, tensor, layers), vector_follows=follows)
+            yield weight_of_block(census, tensor, layers)._replace(vector_follows=follows)
     yield from end_weights(census, "last")
     if grid.fixed.mtp:
         hidden = census.model.hidden
@@ -302,7 +301,7 @@ def _states(census: ModelOnGrid, kind: OptimizerKind, states: States, ranks: Arr
     rest = {False: census.blocks + census.root, True: census.experts_or_none}
     total: dict[bool, Array] = {False: np.int64(0), True: np.int64(0)}
     for each in rank_weights(census):
-        weight = replace(each.weight, ranks=ranks)
+        weight = each.weight._replace(ranks=ranks)
         total[each.routed] = total[each.routed] + each.number * states(weight)
         rest[each.routed] = rest[each.routed] - each.number * weight.elements
     dense, routed = (total[key] + kind.moments * shard(np.maximum(rest[key], 0), ranks) for key in (False, True))
@@ -326,7 +325,7 @@ def temporary_bytes(census: ModelOnGrid) -> Array:
         ranks = np.where(sharded_from(grid, 1), grid.ranks, 1) if sharded else np.int64(1)
         largest: Array = np.int64(0)
         for each in rank_weights(census):
-            bytes_ = kind.temporary(replace(each.weight, ranks=ranks)) * np.minimum(each.number, 1)
+            bytes_ = kind.temporary(each.weight._replace(ranks=ranks)) * np.minimum(each.number, 1)
             largest = np.maximum(largest, bytes_)
         return (kind.width or census.width("moment")) * largest
     local = updated_elements(census)

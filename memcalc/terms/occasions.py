@@ -12,8 +12,8 @@ Transformers' Trainer keeps the logits of each batch, gathered from all ranks, w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from memcalc.terms.overhead import Workspaces
 
 
-@dataclass(frozen=True)
-class Occasion:
+class Occasion(NamedTuple):
     """One thing that a job does beside its steps, on a grid of one strategy."""
 
     name: str

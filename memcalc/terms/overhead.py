@@ -9,7 +9,6 @@ Sources: Megatron-LM d98e8a64 ``core/parallel_state.py``, and what uses its grou
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,8 +48,7 @@ LINK, BLACKWELL_LINK = 25_000_000_000, 50_000_000_000
 """One direction of one NVLink [bytes/s]."""
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """The groups of ranks that a framework communicates in, for the layouts of one grid."""
 
     names: tuple[str, ...]
@@ -173,7 +171,7 @@ def kinds_of(grid: Grid) -> dict[tuple[bool, int, tuple[str, ...]], str]:
         (alone, zero, offload): kind_of(
             grid.habits, Choice(2 - alone, zero, offload, fixed.compile, fixed.expandable_segments)
         )
-        for alone in np.unique(grid.degree("gpus") == 1).tolist()
+        for alone in sorted(set((grid.degree("gpus") == 1).ravel().tolist()))
         for zero in grid.zeros
         for offload in grid.offloads
     }
@@ -211,8 +209,7 @@ class Sizes(NamedTuple):
     group_source: str
 
 
-@dataclass(frozen=True)
-class Libraries:
+class Libraries(NamedTuple):
     """The communicators of one process, for the layouts of a grid."""
 
     gpu: GPU
@@ -244,8 +241,7 @@ class Libraries:
         return (*groups, *(each for each in sending if each.bytes))
 
 
-@dataclass(frozen=True)
-class Overhead:
+class Overhead(NamedTuple):
     """Bytes of one process beside its tensors."""
 
     capacity: int
@@ -282,7 +278,7 @@ class Overhead:
 
     def of_kind(self, gpu: GPU, kind: str) -> Overhead:
         """The same with the range of one kind of job on its allocator."""
-        return replace(self, unexplained=reserve_of(gpu, self.unexplained.name, kind))
+        return self._replace(unexplained=reserve_of(gpu, self.unexplained.name, kind))
 
     def reserved(self, predicted: int) -> int:
         """Reserved bytes with what no mechanism predicts."""

@@ -5,7 +5,6 @@ What stands in attention's place, as sizes: its linear layers, its filter, its p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,8 +23,7 @@ LEARNED_SCALARS = {"xielu": 2}
 """Parameters of an activation itself, by its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCount:
+class BlockCount(NamedTuple):
     """Parameters of one block by the parallelism that divides them [elements]."""
 
     attention: int
@@ -50,8 +48,7 @@ class BlockCount:
         return self.total - self.experts + self.active_experts
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCount:
+class ParameterCount(NamedTuple):
     """Parameters of a model by place [elements]; `head` holds what the head has of its own (0 where tied)."""
 
     embedding: int

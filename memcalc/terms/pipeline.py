@@ -9,6 +9,7 @@ Source: DeepSpeed v0.5.10 (the same at v0.12.3 and edaa722) ``runtime/pipe/engin
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ from memcalc.formulas.pipeline import (
 from memcalc.ledger import ALWAYS, BACKWARD, COMPUTING, Term
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from memcalc.formulas import Array
     from memcalc.grid import Grid
@@ -93,6 +94,18 @@ def in_flight(grid: Grid) -> Array:
     return np.where(grid.runs(*VIRTUAL), -(-chunks_in_flight(grid) // grid.degree("vpp")), live)
 
 
+def adds_at_once(grid: Grid) -> Array:
+    """Where autograd adds each weight's gradient to that of an earlier micro-batch, and frees it, as it is made.
+
+    With more micro-batches than are in flight the largest moment has all earlier gradients. Shards of them are made of
+    a unit's whole ones (FSDP), and a buffer's are added by hooks. torch/csrc/autograd/functions/accumulate_grad.h.
+    """
+    fixed, habits = grid.fixed, grid.habits
+    if grid.persistent_gradients or fixed.optimizer_in_backward or fixed.longest_first or habits.flattened_gradients:
+        return np.zeros(1, dtype=bool)
+    return np.asarray(~grid.zero_from(2).astype(bool) & (grid.accumulation > in_flight(grid)))
+
+
 def visits(grid: Grid) -> list[list[Array]]:
     """Micro-batches in flight of each model chunk when a stage holds most of them; under ZB-V that is at two moments.
 
@@ -120,6 +133,13 @@ def blocks_in_flight(census: ModelOnGrid, index: int) -> Array:
         for moment in visits(grid)
     ]
     return np.where(grid.runs(*VIRTUAL), np.maximum.reduce(np.broadcast_arrays(*moments)), total)
+
+
+def in_other_chunks(census: ModelOnGrid, each: Callable[[Array], Array]) -> Array:
+    """What model chunks of a stage have beside the one that has most; ``each`` tells it of a number of blocks."""
+    blocks = (sum(parts, np.int64(0)) for parts in zip(*census.chunks, strict=True))
+    values = [np.asarray(each(number)) for number in blocks]
+    return np.asarray(sum(values) - reduce(np.maximum, values))
 
 
 def blocks_before_backward(census: ModelOnGrid) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ def block_settings(grid: Grid, model: Model) -> tuple[BlockConfig, ...]:
     """How blocks run under each precision of the grid; sequence parallelism gathers where all layouts have it."""
     sequence = grid.habits.gathers_inputs and bool(np.all(grid.sequence_shard > 1))
     settings = (_setting(grid, precision, model) for precision in grid.precisions)
-    return tuple(replace(setting, gathered_input_saved=sequence) for setting in settings)
+    return tuple(setting._replace(gathered_input_saved=sequence) for setting in settings)
 
 
 def gathering_settings(grid: Grid, model: Model) -> tuple[BlockConfig, ...] | None:
@@ -39,7 +38,7 @@ def gathering_settings(grid: Grid, model: Model) -> tuple[BlockConfig, ...] | No
     some = grid.habits.gathers_inputs and bool(np.any(grid.sequence_shard > 1))
     if not some or bool(np.all(grid.sequence_shard > 1)):
         return None
-    return tuple(replace(setting, gathered_input_saved=True) for setting in block_settings(grid, model))
+    return tuple(setting._replace(gathered_input_saved=True) for setting in block_settings(grid, model))
 
 
 def _setting(grid: Grid, precision: str, model: Model) -> BlockConfig:
@@ -64,6 +63,8 @@ def _setting(grid: Grid, precision: str, model: Model) -> BlockConfig:
         compressed=PACKED_BITS[fixed.compress_activations],
         grouped_kernel=not habits.repeats_keys,
         keeps_every_matmul=fixed.fsdp_schedule == "simple" and habits.graph_keeps_matmuls,
+        keeps_biased=habits.keeps_biased,
+        operators=(("router", "router"),) if habits.leaves_router else (),
         keeps_attention=fixed.attention in habits.saved_attention,
         keeps_exchange=model.architecture in habits.keeps_exchange,
         exchanges_rows=habits.exchanges_rows,

@@ -152,7 +152,7 @@ def gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
     here = 1 - offloaded_gradients(grid)
     gradients = g.gradient_bytes(gradient_elements(census), census.width("gradient"))
     reduced = gradients * (1 - accumulates_whole(census))
-    for term in _reduced_gradients(census, reduced * here, here):
+    for term in _reduced_gradients(census, reduced * here * _reduces_in_backward(census), here):
         yield from in_reduce_pool(term, census)
     if grid.habits.zero_optimizer is None:  # DeepSpeed's step reads a share of them (memcalc.terms.zero)
         yield from in_reduce_pool(_gradients(census, "gradients", gradients * here, ("step",)), census)
@@ -189,11 +189,15 @@ def _reduced_gradients(census: ModelOnGrid, reduced: Array, here: Array) -> Iter
     yield _gradients(census, "gradients at the end of backward", done, ("backward-end",))
 
 
+def _reduces_in_backward(census: ModelOnGrid) -> Array:
+    """1 where gradients are reduced before the last micro-batch of a pipeline is done."""
+    return np.asarray(1 - Units(census).pipelined if census.grid.habits.gather == "blocks" else 1)
+
+
 def _earlier_gradients(census: ModelOnGrid, remaining: Array, here: Array) -> Iterator[Term]:
     """Gradients of earlier micro-batches, less what a stage has let go of once the first of them are made."""
     grid = census.grid
-    apart = 1 - Units(census).pipelined if grid.habits.gather == "blocks" else np.int64(1)
-    earlier, alone = remaining * apart, traded(census, in_one_buffer(grid))
+    earlier, alone = remaining * _reduces_in_backward(census), traded(census, in_one_buffer(grid))
     title = "gradients of earlier micro-batches"
     formula = "w · ⌈P / N⌉ where gradients accumulate or live in one buffer"
     if alone is None:

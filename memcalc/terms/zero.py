@@ -43,12 +43,12 @@ def zero_terms(census: ModelOnGrid) -> Iterator[Term]:
     """All terms of ZeRO, whatever the stage."""
     trained_model = trained(census)
     yield from bucket_terms(trained_model)
+    yield from gather_terms(census)  # a module lets go of its weights before the next one's gradients are reduced
     yield from reduction_terms(trained_model)
     yield from accumulation_terms(trained_model)
     yield from step_terms(trained_model)
     yield from segment_terms(trained_model, census)
     yield staging_term(trained_model)
-    yield from gather_terms(census)
 
 
 def share(census: ModelOnGrid, stage: int) -> Array:
@@ -327,26 +327,21 @@ def gather_terms(census: ModelOnGrid) -> Iterator[Term]:
     copied = (grid.ranks > 1) | (grid.offloaded("params") == 1)
     on = width * ((grid.zero == 3) & copied)
     small = persistent(census)
-    ahead = np.where(grid.offloaded("params") == 1, 0, prefetched(grid))  # the window is what was prefetched
-    inputs = {
-        "w": width,
-        "P_small": small,
-        "P": census.parameters,
-        "P_head": census.head,
-        "P_block": census.largest_block,
-        "W": window(census),
-        "A": ahead,
-    }
+    ahead = np.where(grid.offloaded("params") == 1, 0, prefetched(grid))
+    beyond = ahead * (1 - fills_up(grid))  # else the window is what was prefetched
+    inputs = {"w": width, "P_small": small, "P": census.parameters, "P_head": census.head}
+    inputs |= {"P_block": census.largest_block, "W": window(census), "A": beyond}
     title, source = "parameters that stay whole", f"{COORDINATOR}: ds_persist"
     yield Term("buffers", title, on * small, ALWAYS, "w · P_small", source, inputs)
     most = np.maximum(census.parameters - small, 0)
-    around = np.minimum(census.head + window(census) + ahead, most)
+    around = np.minimum(census.head + window(census) + beyond, most)
     title, formula = "gathered head and the blocks used again soon", "w · min(P - P_small, P_head + W + A)"
     yield Term("buffers", title, on * around, AROUND, formula, f"{COORDINATOR}: __params_to_release", inputs)
     block = np.minimum(census.largest_block + ahead, most)
     title, formula = "gathered block and the prefetch", "w · min(P - P_small, P_block + A)"
-    yield Term("buffers", title, on * block, ("forward-last", "backward-first"), formula, COORDINATOR, inputs)
-    last = np.minimum(np.maximum(window(census), census.largest_block) + ahead, most)
+    phases = ("forward-last", "backward-first")
+    yield Term("buffers", title, on * block, phases, formula, COORDINATOR, {**inputs, "A": ahead})
+    last = np.minimum(np.maximum(window(census), census.largest_block) + beyond, most)
     title, formula = "gathered last blocks and the prefetch", "w · min(P - P_small, max(W, P_block) + A)"
     yield Term("buffers", title, on * last, BACKWARD[:1], formula, COORDINATOR, inputs)
 
@@ -365,16 +360,25 @@ def live_parameters(grid: Grid) -> int:
 
 
 def window(census: ModelOnGrid) -> Array:
-    """Elements of the last blocks that are not released between forward and backward.
+    """Elements of the last blocks that are gathered between forward and backward.
 
     A block is kept where what is used between its forward and its backward, head and later blocks each twice, is less
-    than ``stage3_max_reuse_distance``. With weights off the GPU the engine itself was seen to keep what its prefetch
-    fills, up to ``stage3_max_live_parameters`` and whatever the distance, and nothing without a prefetch bucket.
+    than ``stage3_max_reuse_distance``. From 0.6 on the prefetch asks for one bucket more at each module, faster than
+    modules let go, until ``stage3_max_live_parameters`` are there, the head among them: the blocks that backward begins
+    with, which are not released (``__params_to_release``) whatever the distance. With weights off the GPU the engine
+    was seen to have so many beside the head. A shard that is swapped out stops it (``_is_currently_on_nvme``), as does
+    a bucket of 0.
     """
     grid = census.grid
     reused = np.maximum(era(grid).max_reuse // 2 - census.head, 0)
-    live = np.where(grid.offloaded("params") == 1, live_parameters(grid) * (prefetched(grid) > 0), reused)
-    return np.minimum(live, census.blocks + census.experts_or_none)
+    filled = np.maximum(live_parameters(grid) - census.head * (1 - grid.offloaded("params")), 0)
+    return np.minimum(np.maximum(filled * fills_up(grid), reused), census.blocks + census.experts_or_none)
+
+
+def fills_up(grid: Grid) -> Array:
+    """Where the prefetch gathers up to the live parameters."""
+    swapped = grid.offloaded("params") * (grid.fixed.offload_to == "nvme")
+    return (1 - swapped) * (era(grid).flat_partitions and prefetched(grid) > 0)
 
 
 def persistent(census: ModelOnGrid) -> Array:

@@ -24,6 +24,7 @@ from memcalc.terms.model_on_grid import local_experts
 from memcalc.terms.parameters import mixing_flops
 from memcalc.terms.settings import is_reentrant
 from memcalc.terms.tensors import Matrix, block_matrices, linear_layers
+from memcalc.trace.partition import kept_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -234,9 +235,9 @@ class BlockWork:
         if policy.kind == "none":
             return (), False
         if policy.kind == "selective-ops":
-            first = self.activations.settings[0]
-            apart = first.compiled_parts and self.activations.group.block.is_moe
-            again = () if first.keeps_every_matmul else self.matrices if apart else self.matrices[1::2]
+            first, listed = self.activations.settings[0], [(m.target, m.routed) for m in self.matrices]
+            stored = kept_products(self.activations.group.block, first, listed)
+            again = tuple(m for m, stays in zip(self.matrices, stored, strict=True) if not stays)
             return self._unfinished(again), not first.keeps_attention
         if policy.kind == "parts":
             return self._parts(policy.parts)

@@ -9,10 +9,9 @@ Which ranks of a group share a node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ ONE_COPY_A_NODE = 0.25
 """Share of the shorter of the two ways that the longer does not hide, where a copy travels both (DeepEP, HybridEP)."""
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """One kind of exchange of tokens of a rank."""
 
     inside: Array

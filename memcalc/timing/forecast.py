@@ -5,8 +5,7 @@ Who sends the messages that a step waits for: a strategy's communication by the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +41,7 @@ UNFITTED = ("offload", "MoE")
 """Kinds of which no run is fitted on."""
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """One strategy's figures beside its times."""
 
     tokens_per_second_per_gpu: float
@@ -90,7 +88,7 @@ def on_a_slow_host(census: ModelOnGrid, gpu: GPU, node: Node) -> float:
     if table.own_runs or not is_alone(grid).all():
         return 1.0
     work, rates = work_of(census, node), rates_for(gpu, grid)
-    slower = replace(rates, launch=rates.launch * table.value("launch", VIRTUAL) / table.value("launch", ANY))
+    slower = rates._replace(launch=rates.launch * table.value("launch", VIRTUAL) / table.value("launch", ANY))
     hardware = hardware_of(gpu, node, grid)
     usual, slow = (float(seconds(work, hardware, each).step.item()) for each in (rates, slower))
     return slow / usual
@@ -266,15 +264,15 @@ def exposed_by_kind(census: ModelOnGrid, gpu: GPU, node: Node, rates: Rates) -> 
 def _without(work: Work, names: list[str]) -> Work:
     """The same work where some messages are not sent."""
     messages: Messages = work.messages
-    return replace(work, messages=replace(messages, **{name: _silent(getattr(messages, name)) for name in names}))
+    return work._replace(messages=messages._replace(**{name: _silent(getattr(messages, name)) for name in names}))
 
 
 def _silent(message: Any) -> Any:
     """A message, an exchange of tokens or a number of broadcasts, with nothing sent."""
     if isinstance(message, np.ndarray):
         return 0 * message
-    sent = {field.name: 0 * getattr(message, field.name) for field in fields(message) if field.name in _SENT}
-    return replace(message, **sent)
+    sent = {name: 0 * getattr(message, name) for name in message._fields if name in _SENT}
+    return message._replace(**sent)
 
 
 _SENT = ("volume", "calls", "inside", "outside")
@@ -284,4 +282,4 @@ _SENT = ("volume", "calls", "inside", "outside")
 def _sent(message: Any) -> bool:
     if isinstance(message, np.ndarray):
         return bool(np.any(message))
-    return any(np.any(getattr(message, field.name)) for field in fields(message) if field.name in _SENT)
+    return any(np.any(getattr(message, name)) for name in message._fields if name in _SENT)

@@ -6,8 +6,7 @@ Ranks are numbered with TP innermost, then CP and EP, then DP, the pipeline oute
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from memcalc.timing.rates import Hardware, Rates
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One kind of traffic of a rank."""
 
     volume: Array
@@ -42,8 +40,7 @@ class Message:
     """Those of them that share a node."""
 
 
-@dataclass(frozen=True)
-class Messages:
+class Messages(NamedTuple):
     """All traffic of a step."""
 
     tensor: Message
@@ -84,8 +81,7 @@ class Messages:
     """Ranks that send their part of them one after another."""
 
 
-@dataclass(frozen=True)
-class Repeats:
+class Repeats(NamedTuple):
     """Gathers and reductions of one micro-batch, or of a step, by sharding stage."""
 
     forward: Array

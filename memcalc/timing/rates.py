@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -74,8 +73,7 @@ class Constants(Protocol):
         """The value of the first of the things named that has one of its own."""
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(NamedTuple):
     """The figures of the data sheets: numbers, or columns over precision or runs."""
 
     peak: float | Array
@@ -94,8 +92,7 @@ class Hardware:
     """Network adapters that each GPU of the node has, at most 1 [-]."""
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """Fractions of those figures, and latencies: each a number, or a column over precision or runs."""
 
     matmul: float | Array

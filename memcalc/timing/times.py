@@ -7,8 +7,7 @@ No published run validates it: the rates are those of links, tiers and host memo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
             ...
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Seconds of one optimizer step by part; each spans only the axes that it depends on, the stage axis reduced."""
 
     compute: Array
@@ -63,12 +61,10 @@ class Times:
     bubble: Array
     """What the slowest stage waits for the others."""
 
-    PARTS: ClassVar = ("compute", "host", "recompute", "communication", "offload", "optimizer", "bubble")
-
     @property
     def parts(self) -> tuple[Array, ...]:
         """What adds up to the step."""
-        return tuple(getattr(self, name) for name in self.PARTS)
+        return tuple(self)
 
     @property
     def step(self) -> Array:
@@ -95,7 +91,7 @@ def with_offload(times: Times, census: ModelOnGrid, gpu: GPU, node: Node) -> Tim
     # The host's link is free while the device computes, and while it waits for other ranks
     beside = times.compute + times.host + times.communication
     offload = offload_part(census, gpu, node, beside)
-    return replace(times, optimizer=times.optimizer * on_device, offload=offload)
+    return times._replace(optimizer=times.optimizer * on_device, offload=offload)
 
 
 def seconds(work: Work, hardware: Hardware, rates: Rates) -> Times:

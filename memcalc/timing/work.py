@@ -5,8 +5,7 @@ Everything that repeats with a micro-batch is counted for one micro-batch; the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from memcalc.terms.model_on_grid import ModelOnGrid
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What one part of a micro-batch costs: the first computation, or what is computed again."""
 
     linear: Array
@@ -61,8 +59,7 @@ class Part:
     """Blocks of routed experts whose host waits for the numbers of tokens, forward and backward, as passes."""
 
 
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(NamedTuple):
     """The pipeline of each layout."""
 
     stages: Array
@@ -72,8 +69,7 @@ class Pipeline:
     """Place of its schedule among :data:`SCHEDULES`."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """All that a step does."""
 
     once: Part

@@ -7,15 +7,14 @@ projection, or on some of them (litgpt ``LoRAQKVLinear``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from memcalc.formulas.quantization import nf4_state_bytes
 from memcalc.trace import ops
 from memcalc.trace.tape import Edge, Grads, Leaf, Shard, Size, Tape, Tensor
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """What a linear layer makes: ``elements`` a token, in ``width`` bytes, of one of ``parts`` of the rows."""
 
     name: str
@@ -24,6 +23,7 @@ class Product:
     label: str
     shard: Shard = "none"
     parts: int = 1
+    operator: str = "mm"
 
     def output(self, given: Tensor) -> Size:
         """The extent of the output."""
@@ -58,12 +58,11 @@ def project(tape: Tape, x: Tensor, to: Product, *, trained: bool, autocast: bool
     size = to.output(given)
     copied = tape.weight_copy(name, weight.wide(2)) if autocast else None
     saved = [given.storage if trained else None, copied]
-    out = tape.operator("mm", lambda: tape.new(f"{name} output", size))
+    out = tape.operator(to.operator, lambda: tape.new(f"{name} output", size))
     return tape.record(out, [given, edge], rule, saved, reads=True)
 
 
-@dataclass(frozen=True)
-class Quantised:
+class Quantised(NamedTuple):
     """How a product with a quantised weight runs."""
 
     kind: str
@@ -179,8 +178,7 @@ def target_of(name: str) -> str:
     return TARGETS.get(name.removeprefix("cross-"), "")
 
 
-@dataclass(frozen=True)
-class Lora:
+class Lora(NamedTuple):
     """How adapters are run."""
 
     rank: int
@@ -243,8 +241,8 @@ def _decomposed(tape: Tape, x: Tensor, lora: Lora, to: Product, base: Tensor, *,
     name, narrow = to.name, to.width if autocast else lora.width
     dropped = ops.dropout(tape, x, f"{name} adapter dropout", active=lora.dropout)
     merged = _norms(tape, x, to, narrow, lora.width)
-    low = _low_rank(tape, dropped, replace(lora, dropout=False), to, narrow)
-    again = _beside_copy(tape, dropped, replace(to, width=narrow)) if lora.dropout else base
+    low = _low_rank(tape, dropped, lora._replace(dropout=False), to, narrow)
+    again = _beside_copy(tape, dropped, to._replace(width=narrow)) if lora.dropout else base
     del dropped
     wide = max(lora.width, again.size.width)
     moved = _weighted(tape, again, wide, f"{name} output, weighted")
@@ -301,7 +299,7 @@ def _weighted(tape: Tape, x: Tensor, width: int, name: str) -> Tensor:
 def _low_rank(tape: Tape, x: Tensor, lora: Lora, to: Product, width: int) -> Tensor:
     """``B(A(dropout(x))) * scaling``."""
     down = Product(f"{to.name} adapter A", width, lora.rank, "r", "none", to.parts)
-    up = replace(to, name=f"{to.name} adapter B", width=width)
+    up = to._replace(name=f"{to.name} adapter B", width=width)
     dropped = ops.dropout(tape, x, f"{to.name} adapter dropout", active=lora.dropout)
     low = project(tape, dropped, down, trained=True)
     del dropped
@@ -345,8 +343,7 @@ def _dropped(tape: Tape, x: Tensor, name: str) -> Tensor:
 PARTS = ("q", "k", "v")
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):
     """A packed projection: what it makes, and the outputs of its queries, keys and values [elements]."""
 
     to: Product
@@ -378,11 +375,11 @@ def _packed_low_rank(tape: Tape, x: Tensor, lora: Lora, packed: Packed, parts: l
     low = project(tape, dropped, Product(f"{name} A", lora.width, rank * len(parts), "n·r"), trained=True)
     del dropped
     if len(set(packed.outputs)) == 1:  # a grouped convolution
-        return project(tape, low, replace(to, name=f"{name} B", elements=sum(parts), label="n·q"), trained=True)
+        return project(tape, low, to._replace(name=f"{name} B", elements=sum(parts), label="n·q"), trained=True)
     pieces = ops.split(tape, low, [rank] * len(parts), ["r"] * len(parts), f"{name} A")
     del low
     high = [
-        project(tape, piece, replace(to, name=f"{name} B of part {index}", elements=size, label="q"), trained=True)
+        project(tape, piece, to._replace(name=f"{name} B of part {index}", elements=size, label="q"), trained=True)
         for index, (piece, size) in enumerate(zip(pieces, parts, strict=True))
     ]
     pieces.clear()

@@ -13,7 +13,6 @@ the nodes of forward, and the graph of that second run, which no backward runs, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -178,7 +177,7 @@ def packed_projection(tape: Tape, x: Tensor, spec: Attention, setting: BlockConf
     if lora is None or lora.targets.isdisjoint(PARTS):
         return linear(tape, x, setting, name, elements, label, "tp")
     parts = Packed(Product(name, setting.compute, elements, label, "tp"), (spec.q_dim, spec.kv_dim, spec.kv_dim))
-    alone = replace(setting, lora=None)
+    alone = setting._replace(lora=None)
     return adapted_parts(tape, x, lora, parts, lambda: linear(tape, x, alone, name, elements, label, "tp"))
 
 

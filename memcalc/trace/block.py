@@ -132,7 +132,7 @@ def run_block(tape: Tape, x: Tensor, block: Block, setting: BlockConfig, context
 
     def feed_forward(y: Tensor) -> Tensor:
         out = mlp(tape, gathered(tape, y, setting), block, setting)
-        return scattered(tape, out, y.size, setting, last=True)
+        return scattered(tape, out, y.size, setting, last=not reads_output(block))
 
     again, how, moe = setting.checkpointed, setting.rerun, "moe" if block.is_moe else "mlp"
     parts: list[tuple[str, Branch]] = []
@@ -159,7 +159,13 @@ def mlp(tape: Tape, x: Tensor, block: Block, setting: BlockConfig) -> Tensor:
             return dense_beside(tape, x, block.mlp, setting, block.hidden)
         run = over_every_token if block.mlp.every_expert else routed
         return run(tape, x, block.mlp, setting, block.hidden)
-    return dense(tape, x, block.own_mlp, setting, block.hidden)
+    read = reads_output(block) and not setting.gathered_input_saved  # else it is the sum over ranks that is read
+    return dense(tape, x, block.own_mlp, setting, block.hidden, read=read)
+
+
+def reads_output(block: Block) -> bool:
+    """Whether the backward of a norm or scale reads what the MLP ends with."""
+    return block.norm_place in ("both", "branch", "post") or block.layer_scale
 
 
 def beside(tape: Tape, x: Tensor, mixed: Tensor, attend: Branch, *, scaled: bool) -> Tensor:

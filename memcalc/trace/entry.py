@@ -6,7 +6,6 @@ Source: the embeddings and stacks of Transformers 5.23 ``models/*/modeling_*.py`
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -29,7 +28,7 @@ POSITION_UNITS: dict[str, Unit] = {"token": "token", "row": "row"}
 def run_entry(tape: Tape, ends: TowerEnds, block: Block, setting: BlockConfig, policy: str) -> Tensor:
     """From a tower's inputs to its first block, and what all its blocks share under a policy of recomputation."""
     hidden, token = block.hidden, None
-    setting = replace(setting, embedding_leaf=setting.embedding_leaf and policy == "full")
+    setting = setting._replace(embedding_leaf=setting.embedding_leaf and policy == "full")
     if ends.mel_bins:
         x = convolutions(tape, ends, hidden, setting)
     elif ends.pixels:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -59,11 +58,11 @@ def own_width(loss: Loss, tail: Tail, setting: BlockConfig) -> Loss:
     Autocast computes the loss of the former in fp32 all the same.
     """
     if tail.wide_logits:
-        return replace(loss, upcast="model")
+        return loss._replace(upcast="model")
     if loss.by_class and tail.narrow_before_446:
-        return replace(loss, upcast="shifted" if setting.autocast else "none")
+        return loss._replace(upcast="shifted" if setting.autocast else "none")
     narrow = loss.kernel == "log-softmax" and not tail.wide_loss and not setting.autocast
-    return replace(loss, upcast="none") if narrow else loss
+    return loss._replace(upcast="none") if narrow else loss
 
 
 def _logits(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -117,8 +116,7 @@ WIDE = 4
 """Bytes of a number in fp32."""
 
 
-@dataclass(frozen=True)
-class BlockConfig:
+class BlockConfig(NamedTuple):
     """How a block is run: what decides which operators there are and in which width."""
 
     weight: int = 2
@@ -155,6 +153,10 @@ class BlockConfig:
     """Selective recomputation of operators keeps the attention kernel's output."""
     keeps_every_matmul: bool = False
     """The same keeps the output of every matmul, not of every second one."""
+    keeps_biased: bool = False
+    """And of layers with a bias, ``addmm``, which a policy for ``mm`` alone neither keeps nor counts."""
+    operators: tuple[tuple[str, str], ...] = ()
+    """Layers whose product is no ``mm`` to the policy, and what it is."""
     keeps_exchange: bool = False
     """The same keeps what all-to-all exchanges bring: tokens to their experts, and outputs back."""
     exchanges_rows: bool = False
@@ -191,8 +193,7 @@ class BlockConfig:
     casts_input: bool = False
     """A block's fp32 input is cast to the width of its weights before anything else (FSDP 2)."""
     embedding_leaf: bool = False
-    """The token embedding's output is made a leaf that needs a gradient, whose node holds it wherever an operator
-    follows (Transformers ``enable_input_require_grads``, for adapters under reentrant checkpoints)."""
+    """The token embedding's output is a leaf, held by its node (Transformers ``enable_input_require_grads``)."""
     expert_loop: bool = False
     """Routed experts run one after another."""
     narrow: Narrow | None = None
@@ -263,14 +264,13 @@ def linear(
 
     ``elements`` of the output a token; ``shard`` is the output's. x may be one of ``parts`` equal parts of the rows.
     """
-    to, target = Product(name, setting.compute, elements, label, shard, parts), target_of(name)
-    quantised = setting.quantises(target)
+    quantised = setting.quantises(target := target_of(name))
+    to = Product(name, setting.compute, elements, label, shard, parts, dict(setting.operators).get(target, "mm"))
 
     def base() -> Tensor:
         if quantised:
             keeps = setting.quantised_input_kept, setting.quantised_copy_kept
-            how = Quantised(setting.quantize, *keeps, cast_again=setting.quantised_from_half)
-            return project_quantised(tape, x, to, how)
+            return project_quantised(tape, x, to, Quantised(setting.quantize, *keeps, setting.quantised_from_half))
         trained = setting.trainable or target in setting.also_train
         return project(tape, x, to, trained=trained, autocast=setting.compute != setting.weight)
 

@@ -25,7 +25,6 @@ modelscope/mcore-bridge f020e479 ``tuners/lora.py`` (``LoraParallelLinear``), un
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memcalc.trace import ops
@@ -96,7 +95,7 @@ def column_parallel(
 
 def output_layer(tape: Tape, x: Tensor, setting: BlockConfig, vocab: int) -> Tensor:
     """The logits; the gathered input lies in a buffer that lives all the time (``GlobalMemoryBuffer``)."""
-    return column_parallel(tape, x, replace(setting, narrow=None), "logits", vocab, "V", gathers=False)
+    return column_parallel(tape, x, setting._replace(narrow=None), "logits", vocab, "V", gathers=False)
 
 
 def row_parallel(

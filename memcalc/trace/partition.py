@@ -6,19 +6,24 @@ and random ones repeated. All else is computed again inside of the kernels that 
 
 Source: PyTorch 2.13 ``torch/_functorch/partitioners.py``, ``min_cut_rematerialization_partition`` and
 ``should_ban_recomputation``, at the default budget of 1.
+
+What torchtitan's policy for operators keeps of a block, compiled or not.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memcalc.specs.block import Mlp
 from memcalc.trace.tape import Kind, Node, Record, Size, Storage, Tape, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from memcalc.specs.block import Block
+    from memcalc.trace.layers import BlockConfig
     from memcalc.trace.tape import Edge, Rule
 
 SEQUENCE = 4096
@@ -212,3 +217,46 @@ class Network:
             path.append((came[at], at))
             at = came[at]
         return path
+
+
+def operators_of(block: Block, setting: BlockConfig) -> tuple[tuple[str, str], ...]:
+    """The block's layers, by the interface's words, whose product is no ``mm`` to that policy, and what it is.
+
+    A layer with a bias is ``addmm`` (torch 2.13 ``Linear.cpp``); a router's product is known by its weight's shape.
+    """
+    spec, mlp = block.attention, block.mlp
+    q, k, v, o = (spec.q_bias, spec.k_bias, spec.v_bias, spec.o_bias) if spec is not None else (False,) * 4
+    inner = isinstance(mlp, Mlp) and mlp.bias
+    having = {"q": q, "k": k, "v": v, "qkv": q, "o": o, "gate": inner, "up": inner, "gate_up": inner, "down": inner}
+    named = [(word, "addmm") for word, is_biased in having.items() if is_biased]
+    return (*setting.operators, *named)
+
+
+def kept_operator(block: Block, setting: BlockConfig, kind: str, number: int) -> bool:
+    """The operators whose outputs torchtitan keeps: communication, attention, every second matmul from the first on.
+
+    Of modules that are compiled apart, inside of the checkpoint, its policy sees what Inductor calls by name,
+    attention and collectives, but not ``aten.mm.out``. Source: torchtitan ``parallelize_llama.py`` (9dec370),
+    ``_save_list`` and ``_custom_policy``; torch 2.13 ``utils/checkpoint.py``, ``ignore_compile_internals``.
+    """
+    apart = setting.compiled_parts and block.is_moe
+    if kind == "mm":
+        return not apart and (number % 2 == 0 or setting.keeps_every_matmul)
+    if kind == "addmm":
+        return not apart and setting.keeps_biased
+    if kind == "all-to-all":
+        return setting.keeps_exchange
+    return kind == "reduce-scatter" or (kind == "sdpa" and setting.keeps_attention)
+
+
+def kept_products(block: Block, setting: BlockConfig, layers: Sequence[tuple[str, bool]]) -> list[bool]:
+    """Whether it keeps the product of each layer, in the order in which they run, by its word and whether it is routed.
+
+    Routed experts run in grouped products, which no list has.
+    """
+    operators, chosen, numbers = dict(operators_of(block, setting)), list[bool](), Counter[str]()
+    for target, is_routed in layers:
+        kind = "grouped_mm" if is_routed else operators.get(target, "mm")
+        chosen.append(kept_operator(block, setting, kind, numbers[kind]))
+        numbers[kind] += 1
+    return chosen

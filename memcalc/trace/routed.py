@@ -27,16 +27,15 @@ if TYPE_CHECKING:
     from memcalc.specs.block import MixtureOfExperts
 
 
-# The MLP of a block, dense or routed.
-
-
-def dense(tape: Tape, x: Tensor, spec: Mlp, setting: BlockConfig, hidden: int, name: str = "MLP") -> Tensor:
-    """Two matrices, or three where gated."""
+def dense(
+    tape: Tape, x: Tensor, spec: Mlp, setting: BlockConfig, hidden: int, name: str = "MLP", *, read: bool = False
+) -> Tensor:
+    """Two matrices, or three where gated; ``read``: a backward reads the output."""
     inner = gated(tape, x, spec, setting, name) if spec.gated else ungated(tape, x, spec, setting, name)
     inner = ops.dropout(tape, inner, f"{name} inner dropout", active=bool(spec.dropout) and setting.dropout)
     if spec.cast_before_down:
         inner = ops.cast(tape, inner, setting.weight, f"{name} inner activations, cast")
-    with tape.unread(active=setting.compiled):
+    with tape.unread(active=setting.compiled and not read):
         return linear(tape, inner, setting, f"{name} down projection", hidden, "h", setting.branch_output)
 
 

@@ -19,7 +19,7 @@ Sources: Megatron-LM 23e00ed ``core/transformer/moe/moe_layer.py`` (``custom_for
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.specs.adapters import rank_on_stack
 from memcalc.trace import ops
@@ -207,8 +207,7 @@ def dequantised(tape: Tape, name: str, size: Size) -> Tensor:
     return made
 
 
-@dataclass(frozen=True)
-class Factors:
+class Factors(NamedTuple):
     """The factors of adapters on a stack of weights: their places in the graph, and what is kept of each."""
 
     name: str

@@ -15,9 +15,9 @@ from memcalc.trace.block import run_block
 from memcalc.trace.checkpoint import PackedTape, checkpoint, selective
 from memcalc.trace.entry import run_entry, run_exit
 from memcalc.trace.head import run_head
-from memcalc.trace.partition import ObservedTape, PartitionedTape, partition
+from memcalc.trace.partition import ObservedTape, PartitionedTape, kept_operator, operators_of, partition
 from memcalc.trace.tape import Record, Shard, Size, Tape, Tensor
-from memcalc.trace.working_sets import Sum, alive, hole, peaks, total
+from memcalc.trace.working_sets import Sum, alive, given_back, hole, peaks, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +144,17 @@ class Template:
     def backward_peaks(self) -> tuple[Sum, ...]:
         """Working sets of backward, of which one is the largest, all that the block keeps included."""
         return peaks(self.records, self.backward, self.kept | {self.incoming})
+
+    @cached_property
+    def added_peaks(self) -> tuple[Sum, ...]:
+        """The same where each weight's gradient is added to one that is there, and freed."""
+        events = given_back(self.backward, self.is_gradient)
+        return peaks(self.records, events, self.kept | {self.incoming})
+
+    @cached_property
+    def handed_over(self) -> int:
+        """The logits that leave the model."""
+        return max(alive(self.forward[: self.crossings[0]], self.at_start))
 
     @cached_property
     def forward_peaks_in_model(self) -> tuple[Sum, ...]:
@@ -371,20 +382,6 @@ def _forward(tape: Tape, block: Block, setting: BlockConfig, policy: str, start:
         tape.copies_weights = setting.autocast
         return checkpoint(tape, run, start, setting.rerun, partitioned=setting.partitioned)
     if policy == "selective-ops":
-        apart = setting.compiled_parts and block.is_moe
-        return selective(tape, run, start, setting.rerun, partial(kept_operator, setting, apart))
+        setting = setting._replace(operators=operators_of(block, setting))
+        return selective(tape, run, start, setting.rerun, partial(kept_operator, block, setting))
     return run(*start)
-
-
-def kept_operator(setting: BlockConfig, apart: bool, kind: str, number: int) -> bool:
-    """The operators whose outputs torchtitan keeps: communication, attention, every second matmul from the first on.
-
-    Of modules that are compiled ``apart``, inside of the checkpoint, its policy sees what Inductor calls by name,
-    attention and collectives, but not ``aten.mm.out``. Source: torchtitan ``parallelize_llama.py`` (9dec370),
-    ``_save_list`` and ``_custom_policy``; torch 2.13 ``utils/checkpoint.py``, ``ignore_compile_internals``.
-    """
-    if kind == "mm":
-        return not apart and (number % 2 == 0 or setting.keeps_every_matmul)
-    if kind == "all-to-all":
-        return setting.keeps_exchange
-    return kind == "reduce-scatter" or (kind == "sdpa" and setting.keeps_attention)

@@ -58,6 +58,25 @@ def peaks(records: tuple[Record, ...], events: tuple[int, ...], start: frozenset
     )
 
 
+def given_back(events: Sequence[int], is_gradient: Sequence[bool]) -> tuple[int, ...]:
+    """Events in which the gradient of a weight is freed once the node that made it has its input's.
+
+    The engine takes the node of the highest sequence number next, and that of the sum has the highest there is.
+    """
+    out, added, freed = list[int](), list[int](), False
+    gone = {~event for event in events if event < 0}
+    for event in events:
+        freed = freed or event < 0
+        if event >= 0 and freed:
+            out += [~storage for storage in added]
+            added.clear()
+        out.append(event)
+        if event >= 0 and is_gradient[event] and event not in gone:
+            added.append(event)
+            freed = False
+    return (*out, *(~storage for storage in added))
+
+
 def undominated(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Rows, of which no two are equal, that no other row reaches in every column."""
     columns: Array = np.array(rows, dtype=np.int64)

@@ -167,7 +167,7 @@ def _estimate(text: str) -> Reply:
     job = parse_link(text)
     if job.has_roles:
         return _json(role_parts(asked(job, advice=False)))
-    return _json(live.estimate_parts(api.single(**job.keywords()).estimate(budget=False, remarks=False)))
+    return _json(live.estimate_parts(api.single(**job.keywords()).figures()))
 
 
 def _remarks(text: str) -> Reply:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -39,7 +38,7 @@ LABELS = {
 }
 """The options that stand in front, in their order."""
 ROLES = {row.name: row for row in RL_OPTIONS}
-ROLES["framework"] = replace(ROLES["framework"], values=tuple(TOOLKITS))
+ROLES["framework"] = ROLES["framework"]._replace(values=tuple(TOOLKITS))
 """Options of post-training by name; the framework has names to choose from."""
 _FILES = {"calibration", "lengths"}
 """Options that name a file, or a distribution that is typed with care: they have no control."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator import Event, replay
@@ -192,7 +193,7 @@ histories = st.lists(
     ),
     max_size=60,
 )
-many = settings(max_examples=300, deadline=None)
+many = drawn(300)
 
 
 def told(history: list[tuple[str, int, int]]) -> list[Event]:

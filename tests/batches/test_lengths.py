@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.batches import parse_lengths
@@ -18,7 +19,7 @@ from memcalc.batches.lengths import LONGEST, MOST_LENGTHS
 from memcalc.errors import FileError, InputError
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(st.integers(1, 4000), st.integers(0, 20_000), st.integers(0, 40_000))
 def test_a_distribution_has_the_quantiles_that_were_typed(median: int, spread: int, more: int) -> None:
     high, most = median + spread, median + spread + more

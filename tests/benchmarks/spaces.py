@@ -20,20 +20,33 @@ from memcalc.planner import axes
 from memcalc.planner.request import check_words
 from memcalc.planner.search import search
 
+SPACES: tuple[tuple[str, str, str, int, dict[str, object]], ...] = (
+    ("22B on 8 GPUs", "megatron-22b", "a100-80g", 8, {"global_batch": 64}),
+    ("175B on 64 GPUs", "gpt3-175b", "a100-80g", 64, {"global_batch": 512, "cp": "any"}),
+    ("405B on 16,384 GPUs", "llama-3.1-405b", "h100", 16384, {}),
+    ("DeepSeek-V3 on 2,048", "deepseek-v3", "h800", 2048, {}),
+)
+"""Searched under Megatron-LM: what it is, model, GPU, how many, and the words beside."""
+
+
+def counted(model: str, grids: tuple[Grid, ...], gpu: str) -> tuple[int, int]:
+    """Return how many strategies a search goes through, and how many of them it evaluates; the others are bounded."""
+    chip = catalog.gpu(gpu)
+    found = search(catalog.model(model), grids, chip, catalog.node_for(chip)).values()
+    searched = sum(outcome.searched for outcome in found)
+    return searched, searched - sum(outcome.bounded for outcome in found)
+
 
 def timed(name: str, model: str, grids: tuple[Grid, ...], gpu: str, runs: int) -> None:
     """Print the size, the best of several times and the rate."""
-    spec, chip = catalog.model(model), catalog.gpu(gpu)
-    node, seconds = catalog.node_for(chip), []
+    seconds = []
     for _ in range(runs):
         started = time.process_time()
-        found = search(spec, grids, chip, node)
+        searched, evaluated = counted(model, grids, gpu)
         seconds.append(time.process_time() - started)
-    searched = sum(outcome.searched for outcome in found.values())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    rate, evaluated = searched / min(seconds), searched - sum(outcome.bounded for outcome in found.values())
-    counted = f"{searched:>12,} strategies ({evaluated:>10,} evaluated)"
-    print(f"{name:>24}: {counted} in {min(seconds):8.4f} s, {rate:>13,.0f}/s, {memory:.2f} GiB in all")
+    size = f"{searched:>12,} strategies ({evaluated:>10,} evaluated)"
+    print(f"{name:>24}: {size} in {min(seconds):8.4f} s, {searched / min(seconds):>13,.0f}/s, {memory:.2f} GiB in all")
 
 
 def whole(model: str, gpu: str, gpus: int, beyond: bool = False, **words: object) -> tuple[Grid, ...]:
@@ -48,14 +61,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     runs = parser.parse_args().runs
-    megatron = {"framework": "megatron"}
-    for name, model, gpu, gpus, words in (
-        ("22B on 8 GPUs", "megatron-22b", "a100-80g", 8, {"global_batch": 64}),
-        ("175B on 64 GPUs", "gpt3-175b", "a100-80g", 64, {"global_batch": 512, "cp": "any"}),
-        ("405B on 16,384 GPUs", "llama-3.1-405b", "h100", 16384, {}),
-        ("DeepSeek-V3 on 2,048", "deepseek-v3", "h800", 2048, {}),
-    ):
-        timed(name, model, whole(model, gpu, gpus, **megatron, **words), gpu, runs)
+    for name, model, gpu, gpus, words in SPACES:
+        timed(name, model, whole(model, gpu, gpus, framework="megatron", **words), gpu, runs)
     large = whole("llama-2-70b", "h100", 4096, global_batch=4096, sp="any", cp="any", beyond=True)[0]
     for size in (10**3, 10**4, 10**5, 10**6, 10**7):
         each = large.size // len(large.layouts)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -98,6 +99,12 @@ USAGE = [
     (["gpus", "a100-80g", "--search", "a"], ("search",)),
     (["gpus", "--search", "\x1b[2J" * 30], ("search",)),
     (["gpus", "--output", ""], ("output",)),
+    (["gpus", "--output", "-"], ("--output '-'", "path of a file")),
+    (["estimate", "--model", "gpt2", "--gpu", "h100", "--node", ""], ("--node", "leave the option out")),
+    (["rl", "--model", "gpt2", "--gpu", "h100", "--critic-model", " "], ("--critic-model", "leave the option out")),
+    (["report", "--model", "gpt2", "--gpu", "h100", "--output", ""], ("--output",)),
+    (["plan", "--model", "gpt2", "--gpu", "h100", "--save", "/no/such/folder/x.json"], ("--save", "directory")),
+    (["plan", "--model", "gpt2", "--gpu", "h100", "--write", ""], ("--write",)),
     (["gpus", "--output", "x" * 5000], ("output",)),
     (["models", "nothing-like-this"], ("model", "nothing-like-this")),
     (["nodes", "hgx-h10"], ("node", "hgx-h10", "hgx-h100")),
@@ -129,6 +136,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case.line[1:])[11:70])
 def test_wrong_value(case: Case) -> None:
     refused(case.line, *case.says)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_link_that_leads_to_itself_is_no_place_to_write() -> None:
+    Path("loop.md").symlink_to("loop.md")
+    refused(["gpus", "--output", "loop.md", "--force"], "--output 'loop.md'", "symbolic links")
 
 
 @pytest.mark.parametrize(("line", "says"), USAGE, ids=lambda value: " ".join(value)[:40])
@@ -234,7 +247,7 @@ _FUZZED = (
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawn(60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(_FUZZED.split()), _ANY, min_size=1, max_size=3))
 def test_any_text_is_answered(options: dict[str, str]) -> None:
     words = {"model": "llama-2-7b", "gpu": "a100-80g", **options}

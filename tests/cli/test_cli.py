@@ -434,7 +434,11 @@ def test_help_and_version_import_nothing_heavy() -> None:
         ("models gpt2", {"memcalc.ledger", "memcalc.planner.search", "memcalc.sweeps"}),
         (
             "plan --model gpt2 --gpu a100-40g --gpus 1 --recompute none",
-            {"memcalc.convert.config", "memcalc.posttraining"},
+            {"memcalc.convert.config", "memcalc.posttraining", "memcalc.handoff", "memcalc.sweeps", "numpy.ma"},
+        ),
+        (
+            "estimate --model gpt2 --gpu a100-40g --gpus 8 --zero 3",
+            {"memcalc.planner.search", "memcalc.results.plans", "memcalc.specs.posttraining", "numpy.ma", "tabulate"},
         ),
         (
             "check ds.json --model gpt2 --gpu a100-40g --gpus 1 --seq-len 512",

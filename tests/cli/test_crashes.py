@@ -9,9 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
@@ -22,6 +22,8 @@ MEMORY = 3 << 30
 SECONDS = 60
 """A bound for what ends in a second; what is bounded wrongly takes hours."""
 JOB = ("--model", "gpt2", "--gpu", "a100-40g")
+PINNED = (*JOB, "--gpus", "1", "--recompute", "none", "--offload", "none", "--micro-batch", "1")
+"""A search of few strategies, where what is asked is how its answer is written."""
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024,
     "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 32000,
@@ -193,11 +195,11 @@ sweep.mode = "estimate"
 jobs = {model = ["gpt2", "gpt2-medium"], gpu = ["a100-40g", "h100"], gpus = 1, micro_batch = [1, 2]}
 """
 WRITERS = {
-    "plan --save": ("plan", *JOB, "--gpus", "1", "--save", "out.json", "--force"),
-    "plan --write": ("plan", *JOB, "--gpus", "1", "--write", "out"),
+    "plan --save": ("plan", *PINNED, "--save", "out.json", "--force"),
+    "plan --write": ("plan", *PINNED, "--write", "out"),
     "estimate --output": ("estimate", *JOB, "--output", "out.md", "--force"),
     "estimate --chart": ("estimate", *JOB, "--chart", "out.svg", "--force"),
-    "report": ("report", *JOB, "--output", "out.html", "--force"),
+    "report": ("report", *PINNED, "--output", "out.html", "--force"),
     "export": ("export", "saved.json", "--to", "deepspeed", "--output", "out.json", "--force"),
     "sweep": ("sweep", "sweep.toml", "--output", "out.csv", "--jobs", "1", "--force"),
 }
@@ -209,12 +211,19 @@ KILLS = {
 """200, fewer of what takes longer."""
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved plan."""
+    path = tmp_path_factory.mktemp("saved") / "saved.json"
+    assert run("plan", *PINNED, "--framework", "deepspeed", "--save", str(path)).returncode == 0
+    return path
+
+
 @pytest.fixture
-def inputs(tmp_path: Path) -> Path:
+def inputs(saved: Path, tmp_path: Path) -> Path:
     """A folder with what the commands read."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
-    saved = run("plan", *JOB, "--gpus", "1", "--framework", "deepspeed", "--save", str(tmp_path / "saved.json"))
-    assert saved.returncode == 0
+    shutil.copy(saved, tmp_path)
     return tmp_path
 
 
@@ -230,30 +239,55 @@ def _beside(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts) or JOURNAL in path.name
 
 
+class Forked:
+    """Commands that run again and again in a folder, each in a child of a process that has imported all they need."""
+
+    def __init__(self, folder: Path, *commands: tuple[str, ...]) -> None:
+        script = Path(__file__).parents[1] / "forked_commands.py"
+        self.ready = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(commands)],
+            cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self.lasted: list[float] = self._answer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ready.communicate()
+
+    def _answer(self) -> Any:
+        assert self.ready.stdout is not None
+        return json.loads(self.ready.stdout.readline())
+
+    def run(self, *places: int, after: float | None = None) -> list[int]:
+        """Run some at once, killed after so many seconds; return their exit codes."""
+        assert self.ready.stdin is not None
+        print(json.dumps([places, after]), file=self.ready.stdin, flush=True)
+        found: list[int] = self._answer()
+        return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_file_is_whole_or_not_there_however_often_memcalc_is_killed(name: str, inputs: Path) -> None:
     """Killed at moments from start to end; what stands there is what an undisturbed run writes, or nothing."""
-    command = [sys.executable, "-m", "memcalc", *WRITERS[name]]
-    begun = time.monotonic()
-    assert subprocess.run(command, cwd=inputs, capture_output=True, check=False, timeout=SECONDS).returncode == 0
-    lasted, whole, killed = time.monotonic() - begun, outputs(inputs), 0
-    assert whole
-    for step in range(KILLS[name]):
-        shutil.rmtree(inputs / "out", ignore_errors=True)
-        if step % 2:
-            (inputs / next(iter(whole))).unlink(missing_ok=True)
-        child = subprocess.Popen(command, cwd=inputs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            child.wait(lasted * (0.3 + 0.8 * step / KILLS[name]))
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-            killed += 1
-        assert outputs(inputs) in (whole, {})
+    killed = 0
+    with Forked(inputs, WRITERS[name]) as command:
+        whole = outputs(inputs)
+        assert whole
+        for step in range(KILLS[name]):
+            shutil.rmtree(inputs / "out", ignore_errors=True)
+            if step % 2:
+                (inputs / next(iter(whole))).unlink(missing_ok=True)
+            (code,) = command.run(0, after=command.lasted[0] * 1.1 * step / KILLS[name])
+            assert code in (0, -signal.SIGKILL)
+            killed += code != 0
+            assert outputs(inputs) in (whole, {})
     assert killed
     shutil.rmtree(inputs / "out", ignore_errors=True)
-    subprocess.run(command, cwd=inputs, capture_output=True, check=True, timeout=SECONDS)
+    alone = [sys.executable, "-m", "memcalc", *WRITERS[name]]
+    subprocess.run(alone, cwd=inputs, capture_output=True, check=True, timeout=SECONDS)
     assert outputs(inputs) == whole
 
 
@@ -282,20 +316,36 @@ def test_a_file_that_no_disk_has_room_for_is_not_there(name: str, inputs: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["estimate --output", "plan --save", "plan --write"])
 def test_writers_of_one_file_leave_that_of_one_of_them(name: str, inputs: Path) -> None:
-    command = [sys.executable, "-m", "memcalc", *WRITERS[name]]
-    others = [word if word != "gpt2" else "gpt2-medium" for word in command]
+    others = tuple(word if word != "gpt2" else "gpt2-medium" for word in WRITERS[name])
     wholes = []
-    for words in (command, others):
-        subprocess.run(words, cwd=inputs, capture_output=True, check=True, timeout=SECONDS)
+    for words in (WRITERS[name], others):
+        alone = [sys.executable, "-m", "memcalc", *words]
+        subprocess.run(alone, cwd=inputs, capture_output=True, check=True, timeout=SECONDS)
         wholes.append(outputs(inputs))
         shutil.rmtree(inputs / "out", ignore_errors=True)
-    for _ in range(5):
-        children = [
-            subprocess.Popen(words, cwd=inputs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            for words in (command, others, command, others)
-        ]
-        codes = {child.wait(SECONDS) for child in children}
-        assert 0 in codes <= {0, 2}
-        assert outputs(inputs) in wholes
-        assert not list(inputs.rglob(".*"))
-        shutil.rmtree(inputs / "out", ignore_errors=True)
+    with Forked(inputs, WRITERS[name], others) as commands:
+        for _ in range(5):
+            shutil.rmtree(inputs / "out", ignore_errors=True)
+            codes = set(commands.run(0, 1, 0, 1))
+            assert 0 in codes <= {0, 2}
+            assert outputs(inputs) in wholes
+            assert not list(inputs.rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"_MEMCALC_COMPLETE": "foo"}, "_MEMCALC_COMPLETE must be complete_SHELL or source_SHELL"),
+        ({"_MEMCALC_COMPLETE": "complete_bash"}, "COMP_WORDS must be a line"),
+        ({"_MEMCALC_COMPLETE": "complete_bash", "COMP_WORDS": "memcalc pl", "COMP_CWORD": "x"}, "got 'x'"),
+    ],
+)
+def test_completions_that_no_shell_asks_for_are_no_verdict(variables: dict[str, str], said: str) -> None:
+    answer = run(**variables)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert said in one_line(answer)
+
+
+def test_a_shell_is_given_the_commands_that_begin_so() -> None:
+    answer = run(_MEMCALC_COMPLETE="complete_bash", COMP_WORDS="memcalc pl", COMP_CWORD=1)
+    assert (answer.returncode, answer.stdout) == (0, "plan\n")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.convert.argument_source import flag_document
@@ -93,7 +94,7 @@ def lost(before: str, after: str) -> list[str]:
 
 
 @given(st.data(), TABLES, st.sampled_from([None, 2, 4, "\t"]), st.booleans())
-@settings(max_examples=80, deadline=None)
+@drawn(80)
 def test_json(data: st.DataObject, table: dict[str, Any], indent: Any, windows: bool) -> None:
     text = json.dumps(table, indent=indent)
     text = text.replace("\n", "\r\n") if windows else text
@@ -115,7 +116,7 @@ def commented(text: str) -> str:
 
 
 @given(st.data(), TABLES, st.booleans(), st.booleans())
-@settings(max_examples=80, deadline=None)
+@drawn(80)
 def test_yaml(data: st.DataObject, table: dict[str, Any], comments: bool, ended: bool) -> None:
     text = yaml.safe_dump(table, sort_keys=False, width=1000, allow_unicode=True)
     text = commented(text) if comments else text
@@ -131,7 +132,7 @@ def test_yaml(data: st.DataObject, table: dict[str, Any], comments: bool, ended:
 
 
 @given(st.data(), st.dictionaries(KEYS, st.dictionaries(KEYS, SCALARS, max_size=4), max_size=4), st.booleans())
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_toml(data: st.DataObject, table: dict[str, Any], windows: bool) -> None:
     tomlkit = pytest.importorskip("tomlkit", reason="pip install tomlkit")
     text = "".join(
@@ -271,7 +272,7 @@ def test_two_documents_of_one_script_are_edited_together() -> None:
     st.sampled_from([" ", " \\\n    ", " \\\r\n  "]),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_flags(table: dict[str, Any], data: st.DataObject, between: str, equals: bool) -> None:
     sign = "=" if equals else " "
     text = "python t.py" + "".join(

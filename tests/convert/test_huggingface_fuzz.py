@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawing import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from memcalc.convert.huggingface import MODEL_TYPES, from_huggingface, read_model
@@ -36,7 +37,7 @@ KEYS = st.sampled_from(
         "projection_dim", "max_source_positions", "encoder_layers", "decoder_attention_heads",
     ]
 )  # fmt: skip
-QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = drawn(300, suppress_health_check=[HealthCheck.too_slow])
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.convert.shell import read_script
@@ -122,7 +123,7 @@ LINES = st.recursive(
 
 @needs_bash
 @given(st.lists(LINES, min_size=1, max_size=6))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_scripts_are_read_as_bash_runs_them(lines: list[str]) -> None:
     script = "A=; B=x; C_1='p q'; L=()\n" + "\n".join(lines) + "\n"
     assert words_of(script) == words_of_bash(script)

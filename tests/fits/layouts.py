@@ -1,6 +1,6 @@
 """How good the step-time model is on the published sweeps over layouts, none of which it was fitted on.
 
-``python -m fits.layouts`` in this folder's parent prints, with the constants of presets/step_time.toml: errors by
+``python -m fits.layouts`` in this folder's parent prints, with the constants of presets/step_time.json: errors by
 source, what has no job and why, and how well the layouts of each sweep are put in order.
 """
 

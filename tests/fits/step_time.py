@@ -1,4 +1,4 @@
-"""Fit of presets/step_time.toml: the constants of the step-time model, on the published throughput of presets/runs.
+"""Fit of presets/step_time.json: the constants of the step-time model, on the published throughput of presets/runs.
 
 Run ``python -m fits.step_time`` in this folder's parent after a change of the model or of the runs. What is
 minimised is the sum over runs of |ln(predicted / measured)|, rounded off below 3%, where each source weighs as the
@@ -9,6 +9,7 @@ on speeds that nothing was fitted on, the ranges that are shown beside every tim
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from memcalc.formulas import Array
 
-FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.toml"
+FILE = Path(__file__).resolve().parents[2] / "presets" / "step_time.json"
+WRITTEN_BY = "python -m fits.step_time in tests, from presets/runs; do not edit"
 ROUNDING = 0.03
 """|ln(predicted / measured)| below which errors count as squares."""
 TYPICAL = 0.08
@@ -258,24 +260,45 @@ class Fit:
         self.alone = np.array([bool(np.all(job.work.alone)) for job in jobs])
         self.gpus = [job.gpu.name for job in jobs]
         # A job has the stages of the deepest pipeline of its part: most have one
-        depths = np.array([sum(job.work.once.linear.shape[1] > depth for depth in DEPTHS) for job in jobs])
-        chosen = [np.flatnonzero(depths == depth) for depth in sorted(set(depths))]
-        self.parts = [(places, Part([self.jobs[place] for place in places])) for places in chosen]
-
-    def steps(self, guesses: Array) -> Array:
-        """The step of every job by each of the guesses [s]: guesses by jobs."""
-        found = np.empty((len(guesses), len(self.jobs)))
+        depths = [sum(job.work.once.linear.shape[1] > depth for depth in DEPTHS) for job in jobs]
+        kinds = list(zip(depths, self.probes.tolist(), self.alone.tolist(), strict=True))
+        chosen = [[place for place, kind in enumerate(kinds) if kind == each] for each in sorted(set(kinds))]
+        self.parts = [(np.array(places), Part([self.jobs[place] for place in places])) for places in chosen]
+        self.reached = np.zeros((len(PRIORS), len(self.jobs)), dtype=bool)
+        """Which constants a job has."""
         for places, part in self.parts:
-            found[:, places] = part.steps(guesses)
+            for of_jobs in part.places.values():
+                fitted = np.array(of_jobs) < len(PRIORS)
+                self.reached[np.array(of_jobs)[fitted], places[fitted]] = True
+        self.begun: tuple[Array, Array, Array] | None = None
+        """Where several fits begin: the constants, the residuals and their slopes."""
+
+    def steps(self, guesses: Array, used: Array | None = None) -> Array:
+        """The step of every job by each of the guesses [s]: guesses by jobs; of parts without ``used``, as measured."""
+        found = np.tile(self.measured, (len(guesses), 1))
+        for places, part in self.parts:
+            if used is None or used[places].any():
+                found[:, places] = part.steps(guesses)
         return found
 
-    def residuals(self, x: Array) -> Array:
+    def residuals(self, x: Array, used: Array | None = None) -> Array:
         """ln(predicted / measured)."""
-        return np.log(self.steps(x[None])[0] / self.measured)
+        return np.log(self.steps(x[None], used)[0] / self.measured)
 
-    def moved(self, x: Array, step: float, own: Array | slice = slice(None)) -> Array:
-        """Residuals where one constant of ``own`` after the other is larger by a step: constants by jobs."""
-        return np.log(self.steps(x + step * np.eye(len(x))[own]) / self.measured)
+    def moved(self, x: Array, step: float, own: Array | None = None, used: Array | None = None) -> Array:
+        """Residuals where one constant of ``own`` after the other is larger by a step: constants by jobs.
+
+        No job has two constants of a name, so that those move together.
+        """
+        own = np.ones(len(x), dtype=bool) if own is None else own
+        names = sorted({prior.name for prior, chosen in zip(PRIORS, own, strict=True) if chosen})
+        together = np.array([[prior.name == name for prior in PRIORS] for name in names])
+        guesses = np.concatenate([x[None], x + step * (together & own)])
+        still, *pushed = np.log(self.steps(guesses, used) / self.measured)
+        of_name = dict(zip(names, pushed, strict=True))
+        return np.array(
+            [np.where(self.reached[place], of_name[PRIORS[place].name], still) for place in np.flatnonzero(own)]
+        )
 
     def weights(self, used: Array) -> Array:
         """Each source weighs as the square root of its runs."""
@@ -303,7 +326,7 @@ class Fit:
         start, spread = self.start[own], self.spread[own]
         cost, r = self._cost(x, weights)
         for _ in range(30):
-            jacobian = (self.moved(x, 1e-4, own) - r).T / 1e-4
+            jacobian = self._slopes(x, r, own, used)
             w = weights / np.hypot(r, ROUNDING) / TYPICAL
             curvature = (jacobian.T * w) @ jacobian + np.diag(spread**-2.0)
             slope = (jacobian.T * w) @ r + (x[own] - start) / spread**2
@@ -322,18 +345,27 @@ class Fit:
                 return x
         return x
 
+    def _slopes(self, x: Array, r: Array, own: Array, used: Array) -> Array:
+        """How the residuals change with each constant of ``own``: jobs by constants."""
+        if self.begun is not None and self.begun[0] is x and not (own & self.of_host).any():
+            return self.begun[2]
+        return (self.moved(x, 1e-4, own, used) - r).T / 1e-4
+
     def _cost(self, x: Array, weights: Array) -> tuple[float, Array]:
-        r = self.residuals(x)
+        r = self.begun[1] if self.begun is not None and self.begun[0] is x else self.residuals(x, weights > 0)
         data = float(np.sum(weights * (np.hypot(r, ROUNDING) - ROUNDING))) / TYPICAL
         return data + float(np.sum(((x - self.start) / self.spread) ** 2)) / 2, r
 
     def left_out(self, groups: Array, x: Array) -> tuple[Array, Array]:
         """Residuals of each group by constants that were fitted without it, and those constants."""
         r, found = np.empty(len(self.jobs)), []
+        now = self.residuals(x)
+        self.begun = x, now, self._slopes(x, now, ~self.of_host, ~self.probes)
         for group in sorted(set(groups)):
             own = groups == group
             found.append(self.solve(~own, x))
-            r[own] = self.residuals(found[-1])[own]
+            r[own] = self.residuals(found[-1], own)[own]
+        self.begun = None
         return r, np.array(found)
 
 
@@ -391,7 +423,7 @@ def residuals_of_experts(found: Fitted) -> Array:
 
 
 def shipped() -> Array:
-    """The constants of presets/step_time.toml."""
+    """The constants of presets/step_time.json."""
     table = catalog.step_time()
     return np.array([_raised(replace(prior, value=table.value(prior.name, prior.of))) for prior in PRIORS])
 
@@ -519,14 +551,12 @@ def sweeps(found: Fitted) -> Iterator[str]:
 
 
 def text(found: Fitted) -> str:
-    """The text of presets/step_time.toml."""
+    """The text of presets/step_time.json."""
     counts = Counter(found.fit.gpus)
     left = [table("left_out", runs=count, reason=reason) for reason, count in sorted(found.left.items())]
     gpus = [f"{name} = {counts[name]}" for name in sorted(counts)]
-    head = "# Written by `python -m fits.step_time` in tests from presets/runs; do not edit.\n"
     made = constants(found)
     parts = [
-        head,
         *made,
         *Ranges(samples(found, made)).tables(),
         *errors(found),
@@ -535,7 +565,8 @@ def text(found: Fitted) -> str:
         *sweeps(found),
         *left,
     ]
-    return "\n".join([*parts, "[gpus]", *gpus]) + "\n"
+    rows = tomllib.loads("\n".join([*parts, "[gpus]", *gpus]))
+    return json.dumps({"written_by": WRITTEN_BY, **rows}, indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawing import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -83,7 +84,7 @@ def rows(name: str) -> st.SearchStrategy[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", FORMULAS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 def test_columns_equal_scalars(name: str, data: st.DataObject) -> None:
     """A column gives, bit for bit, what each of its entries gives alone."""
     function = FORMULAS[name]

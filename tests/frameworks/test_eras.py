@@ -8,7 +8,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import CombinationError, InputError
-from memcalc.frameworks import habits_of, megatron
+from memcalc.frameworks import fsdp, habits_of, megatron
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ from memcalc.frameworks import habits_of, megatron
 def test_a_month_has_the_habits_of_the_core_of_that_time(era: str, habits: object) -> None:
     """Megatron-LM's core/package_info.py: 0.5 until 2024-03-21, 0.10 until 2025-01-20, 0.11 until 2025-02-13."""
     assert habits_of(f"megatron@{era}") is habits
+
+
+def test_a_month_of_ddp_is_that_of_pytorchs_release() -> None:
+    """PyTorch 2.7 came in April 2025 and 2.8 on 6 August 2025; each month was the newest release's."""
+    assert habits_of("ddp@2024-11") is habits_of("ddp@2025-07") is habits_of("ddp@2.7") is fsdp.DDP_24
+    assert habits_of("ddp@2025-08") is habits_of("ddp") is fsdp.DDP
 
 
 @pytest.mark.parametrize("era", ["2022-06", "2023-06", "2024-02", "core-0.3"])
@@ -79,6 +85,6 @@ def test_torchtitan_mixes_precision_on_one_data_parallel_rank_as_of_its_time(
         for words in ({"precision": "bf16-mixed"}, {"zero": 3}, {"offload": "params"}):
             with pytest.raises(CombinationError, match="FSDP"):
                 memcalc.estimate(**job, gpus=4, tp=4, **words)
-        found = memcalc.plan(**job, gpus=4, top=20)
+        found = memcalc.plan(**job, gpus=4, top=20, advice=False)
         assert all(plan.strategy.dp * plan.strategy.cp > 1 for plan in found.plans)
-        assert memcalc.plan(**job, gpus=1).plans[0].strategy.precision == precision
+        assert memcalc.plan(**job, gpus=1, advice=False).plans[0].strategy.precision == precision

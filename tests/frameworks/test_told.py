@@ -109,7 +109,7 @@ def estimated(framework: str, given: tuple[tuple[str, Any], ...]) -> Estimate | 
     words = {name: value for name, value in given if "." not in name}
     settings = {name: value for name, value in given if "." in name and value}
     try:
-        return memcalc.estimate(framework=framework, micro_batch=1, settings=settings, **words)
+        return memcalc.estimate(framework=framework, micro_batch=1, settings=settings, advice=False, **words)
     except MemcalcError:
         return None
 

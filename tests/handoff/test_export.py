@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from command_lines import keywords
-from hypothesis import HealthCheck, given, settings
+from drawing import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -102,6 +103,21 @@ def test_a_file_that_exists_is_not_replaced(tmp_path: Path, simple: SavedPlan) -
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_a_plan_that_its_job_does_not_come_to_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the resolved words tell: no figure is computed again for it."""
+    found = plans(**SIMPLE)
+    other = found.plans[0].strategy.model_copy(update={"recompute": "mlp"})
+    wrong = found.model_copy(update={"plans": (found.plans[0].model_copy(update={"strategy": other}),)})
+
+    def estimate(**_: Any) -> Any:
+        raise AssertionError("an estimate")
+
+    monkeypatch.setattr(memcalc.api, "estimate", estimate)
+    assert saved_plan(found).plan == found.plans[0]
+    with pytest.raises(InputError, match=r"strategy.recompute of the saved plan .*'?mlp"):
+        saved_plan(wrong)
+
+
 def test_nothing_that_fits_is_nothing_to_save(tmp_path: Path) -> None:
     none = plans(gpus=1, offload="none", micro_batch=1, advice=False)
     assert not none.plans
@@ -183,7 +199,7 @@ def test_a_changed_file_is_refused_by_name(
         memcalc.export(memcalc.load(str(path)), to="fsdp2")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@drawn(60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_is_changed_the_answer_is_a_sentence(data: st.DataObject, simple: SavedPlan, tmp_path: Path) -> None:
     """A value anywhere in the file, replaced: the file is exported or refused, without any other error."""
@@ -229,8 +245,9 @@ def test_what_the_file_does_not_carry_is_said(tmp_path: Path) -> None:
     kept = memcalc.save(found, str(tmp_path / "plan.json"), preset_dirs=(str(tmp_path),))
     assert any("--preset-dir" in said for said in kept.notes)
     assert memcalc.export(kept, to="fsdp2") == memcalc.export(kept, to="fsdp2", preset_dirs=[str(tmp_path)])
+    (tmp_path / "other" / "gpus").mkdir(parents=True)
     with pytest.raises(UnknownNameError, match="mine"):
-        memcalc.export(kept, to="fsdp2", preset_dirs=[str(tmp_path / "models")])
+        memcalc.export(kept, to="fsdp2", preset_dirs=[str(tmp_path / "other")])
     done = exported(kept, "fsdp2", preset_dirs=(str(tmp_path),))
     assert done.check.endswith(f"--preset-dir {tmp_path}")
 
@@ -419,7 +436,9 @@ CARRIED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("words", CARRIED, ids=str)
+@pytest.mark.parametrize(
+    "words", [*CARRIED[::2], *(pytest.param(words, marks=pytest.mark.slow) for words in CARRIED[1::2])], ids=str
+)
 def test_files_alone_carry_the_whole_strategy(words: dict[str, Any], tmp_path: Path) -> None:
     kept = kept_plan(top=1, **words)
     done = exported(kept)

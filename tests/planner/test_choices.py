@@ -12,7 +12,9 @@ JOB = {"model": "llama-3.2-1b", "gpu": "a100-80g", "gpus": 8, "seq_len": 1024, "
 
 def taken(name: str, **words: object) -> set[object]:
     """Return the values of an axis among the listed plans."""
-    return {getattr(plan.strategy, name) for plan in memcalc.plan(**JOB, **words, top=40, rank_all=True).plans}
+    return {
+        getattr(plan.strategy, name) for plan in memcalc.plan(**JOB, **words, top=40, rank_all=True, advice=False).plans
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,11 +72,13 @@ def test_bounds_and_exclusions_hold() -> None:
 
 
 def test_an_optimizer_that_is_left_open_is_searched() -> None:
-    smallest = memcalc.plan(**JOB, optimizer="adamw/sgd", offload="none", objective="memory", top=1).plans[0]
+    smallest = memcalc.plan(
+        **JOB, optimizer="adamw/sgd", offload="none", objective="memory", top=1, advice=False
+    ).plans[0]
     assert smallest.strategy.optimizer == "sgd"
     assert "--optimizer sgd" in smallest.command
-    alone = memcalc.plan(**JOB, optimizer="sgd").searched
-    assert memcalc.plan(**JOB, optimizer="adamw/sgd").searched == 2 * alone
+    alone = memcalc.plan(**JOB, optimizer="sgd", advice=False).searched
+    assert memcalc.plan(**JOB, optimizer="adamw/sgd", advice=False).searched == 2 * alone
 
 
 def test_a_choice_that_leaves_nothing_is_refused() -> None:
@@ -84,7 +88,7 @@ def test_a_choice_that_leaves_nothing_is_refused() -> None:
 
 def test_a_bound_leaves_out_the_numbers_of_gpus_that_cannot_meet_it() -> None:
     words = {name: value for name, value in JOB.items() if name != "gpus"}
-    answer = memcalc.plan(**words, tp="3..")
+    answer = memcalc.plan(**words, tp="3..", advice=False)
     assert {plan.gpus for plan in answer.plans} == {4, 8}
     assert all(plan.strategy.tp >= 3 for plan in answer.plans)
     with pytest.raises(MemcalcError, match="no valid layout"):
@@ -95,7 +99,7 @@ def test_a_schedule_or_chunks_alone_are_searched_over_pipelines_where_the_framew
     """The number of stages is open: `--pp-schedule interleaved` was refused for a pipeline of one stage."""
     job = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 4, "tp": 1, "cp": 1, "offload": "none", "recompute": "full"}
     for words in ({"pp_schedule": "interleaved"}, {"vpp": 2}, {"vpp": 2, "pp": "1/2"}):
-        plans = memcalc.plan(**job, framework="megatron", **words).plans
+        plans = memcalc.plan(**job, framework="megatron", **words, advice=False).plans
         assert plans
         assert all(plan.strategy.pp > 1 and plan.strategy.pp_schedule == "interleaved" for plan in plans)
     with pytest.raises(CombinationError, match="needs pp above 1"):
@@ -106,11 +110,11 @@ def test_a_search_computes_a_part_of_each_stage_again() -> None:
     """Megatron-LM counts them within each stage (training/arguments.py, --recompute-num-layers): of 8, not of 126."""
     job = {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 1024, "seq_len": 8192, "offload": "none"}
     layout = {"framework": "megatron", "tp": 8, "pp": 16, "cp": 1}
-    plans = memcalc.plan(**job, **layout, top=30).plans
+    plans = memcalc.plan(**job, **layout, top=30, advice=False).plans
     blocks = {name for plan in plans if (name := plan.strategy.recompute).startswith("block-")}
     assert blocks
     assert blocks <= {"block-2", "block-4", "block-6"}
-    full = memcalc.plan(**job, **layout, recompute="full", top=1).plans[0]
+    full = memcalc.plan(**job, **layout, recompute="full", top=1, advice=False).plans[0]
     assert plans[0].time.step < full.time.step / 1.1
 
 
@@ -118,7 +122,7 @@ def test_blocks_that_are_computed_again_come_out_even_over_model_chunks() -> Non
     """Megatron-LM is told how many of each chunk: 10 blocks are 2 of each of 5, and none of 4."""
     job = {"model": "llama-3.1-70b", "gpu": "h200", "gpus": 32, "tp": 8, "pp": 4, "framework": "megatron", "cp": 1}
     words = {**job, "recompute": "block-10", "offload": "none", "pp_schedule": "interleaved"}
-    assert {plan.strategy.vpp for plan in memcalc.plan(**words, vpp="4/5").plans} == {5}
+    assert {plan.strategy.vpp for plan in memcalc.plan(**words, vpp="4/5", advice=False).plans} == {5}
     refused = memcalc.plan(**words, vpp=4)
     assert not refused.plans
     assert "come out even over the model chunks" in refused.too_large
@@ -127,5 +131,5 @@ def test_blocks_that_are_computed_again_come_out_even_over_model_chunks() -> Non
 def test_the_distributed_optimizer_is_megatrons_simple_plan_and_whole_states_that_of_adapters() -> None:
     """Megatron-Bridge 067f987d recipes: use_distributed_optimizer but for PEFT."""
     job = {"model": "llama-3.2-1b", "gpu": "a100-40g", "gpus": 8, "framework": "megatron", "top": 1}
-    assert memcalc.plan(**job).plans[0].strategy.zero == 1
-    assert memcalc.plan(**job, lora="16").plans[0].strategy.zero == 0
+    assert memcalc.plan(**job, advice=False).plans[0].strategy.zero == 1
+    assert memcalc.plan(**job, lora="16", advice=False).plans[0].strategy.zero == 0

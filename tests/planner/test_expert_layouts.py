@@ -5,6 +5,8 @@ import re
 import expert_layouts as experts
 import pytest
 
+import memcalc
+
 EXPERTS = experts.experts()
 
 
@@ -49,3 +51,18 @@ def test_the_readme_says_what_the_table_has_of_mlperf() -> None:
 def test_there_are_twenty_with_a_source() -> None:
     assert len({expert["name"] for expert in EXPERTS}) >= 20
     assert all(expert["source"] and expert["job"]["framework"] for expert in EXPERTS)
+
+
+def test_whole_experts_share_out_the_tensor_parallel_ranks_too() -> None:
+    """Xtuner's benchmark of Qwen3-235B on 256 H800: TP 2, PP 8, EP 32 with 16 data-parallel ranks (EP · ETP of 32)."""
+    settings = {"embedding_in_split": True, "loss_in_split": True, "etp": 1, "expert_imbalance": 1.0}
+    answer = memcalc.plan(
+        model="qwen3-235b-a22b", gpu="h800", gpus=256, framework="megatron", precision="bf16-mixed", seq_len=4096,
+        global_batch=2048, tp=2, pp=8, vpp=4, ep=32, pp_schedule="interleaved", micro_batch=1,
+        recompute="modules:layernorm,moe_act", settings={f"strategy.{name}": value for name, value in settings.items()},
+        top=1, advice=False,
+    )  # fmt: skip
+    (plan,) = answer.plans
+    assert (plan.strategy.dp, plan.strategy.tp, plan.strategy.ep) == (16, 2, 32)
+    assert plan.verdict == "fits"
+    assert plan.time.tokens_per_second_per_gpu == pytest.approx(925.9, rel=0.15)

@@ -81,7 +81,7 @@ def test_deepspeed_casts_adapters_with_the_model() -> None:
 
 
 def test_a_search_over_a_quantised_base_has_its_precision_alone() -> None:
-    result = memcalc.plan(**LLAMA, lora="16", quantize="nf4", top=2)
+    result = memcalc.plan(**LLAMA, lora="16", quantize="nf4", top=2, advice=False)
     assert {plan.strategy.precision for plan in result.plans} == {"bf16"}
     assert result.assumptions["precision"] == "bf16"
 
@@ -126,7 +126,7 @@ def test_a_quantised_base_alone_has_adapters_of_the_usual_rank() -> None:
     assert (alone.strategy, alone.peak, alone.assumptions["lora"]) == (both.strategy, both.peak, "16:q,v")
     assert alone.command.endswith("--quantize nf4")
     assert memcalc.estimate(**alone.job.keywords()) == alone
-    assert memcalc.plan(**small, gpus=1, top=1).plans[0].strategy.lora == "16:q,v"
+    assert memcalc.plan(**small, gpus=1, top=1, advice=False).plans[0].strategy.lora == "16:q,v"
     assert memcalc.estimate(model="llama-3.2-1b", gpu="a100-40g", quantize="none").strategy.lora == ""
 
 
@@ -135,5 +135,30 @@ def test_the_headline_says_what_makes_one_gpu_safe() -> None:
     result = memcalc.plan(model="llama-3.1-8b", gpu="rtx-4090", lora=True)
     first = render(of_plans(result), "plain", width=100).splitlines()[0]
     assert "1 fits with --loss fused-linear" in first
-    fits = memcalc.plan(model="llama-3.1-8b", gpu="rtx-4090", lora=True, gpus=1, loss="fused-linear")
+    fits = memcalc.plan(model="llama-3.1-8b", gpu="rtx-4090", lora=True, gpus=1, loss="fused-linear", advice=False)
     assert fits.plans[0].verdict == "fits"
+
+
+def test_the_same_words_are_the_same_job_in_estimate_and_in_plan() -> None:
+    """TRL sets ``bf16``, which is autocast, where nothing is said (1.10 trainer/base_config.py)."""
+    words = {**LLAMA, "lora": "16", "recompute": "none", "micro_batch": 1, "offload": "none"}
+    told = memcalc.estimate(**words)
+    assert (told.strategy.autocast, told.assumptions["autocast"]) == (True, "on")
+    first = memcalc.plan(**words, advice=False).plans[0]
+    assert (first.strategy, first.peak.device) == (told.strategy, told.peak.device)
+    assert not memcalc.estimate(**words, autocast=False).strategy.autocast
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "layers"),
+    [
+        ("t5-small", "q,v,wo", "q,v,down"),  # T5LayerFF.DenseReluDense.wo; attention's output is o
+        ("mt5-small", "wo", "down"),
+        ("internlm2-1.8b", "wo", "o"),  # InternLM2Attention.wo
+        ("pythia-14m", "dense", "o"),  # GPTNeoXAttention.dense
+        ("bert-base", "q,dense", "q,o,up,down"),  # attention.output, intermediate and output of BertLayer
+    ],
+)
+def test_a_name_that_classes_share_is_the_layer_of_the_models_own(model: str, named: str, layers: str) -> None:
+    told = memcalc.estimate(model=model, gpu="a100-40g", lora=f"8:{named}", seq_len=128, global_batch=8)
+    assert told.strategy.lora == f"8:{layers}"

@@ -103,6 +103,34 @@ def test_expandable_segments_are_named_where_they_make_a_job_fit() -> None:
     assert f"with {variable} the total is {less}, which fits" in text
 
 
+HOLED = {
+    "model": "llama-3.2-1b", "gpu": "a100-40g", "gpus": 1, "framework": "hf", "seq_len": 3000, "micro_batch": 4,
+    "global_batch": 4, "recompute": "full",
+}  # fmt: skip
+"""What is live at once fits in its card, and a request of logits fails for the holes between it."""
+
+
+def test_expandable_segments_are_named_where_holes_alone_stop_a_job() -> None:
+    """A segment that grows has no holes of the sizes that an earlier step asked for, so that the request is met."""
+    found = memcalc.estimate(**HOLED)
+    growing = memcalc.estimate(**HOLED, settings={"strategy.expandable_segments": True})
+    assert found.budget.usable > found.peak.allocated, "nothing but holes stops it"
+    assert (found.verdict, growing.verdict) == ("does-not-fit", "tight")
+    assert (found.expandable_verdict, found.expandable_device) == (growing.verdict, growing.peak.device)
+    text = " ".join(render(report(found), "plain").split())
+    assert f"expandable_segments:True the total is {growing.peak.device / GIB:.1f} GiB, which is tight" in text
+
+
+def test_no_segments_cure_what_a_job_is_told_to_do_beside_its_steps() -> None:
+    """Evaluation of 64 sequences needs more than the card has, whatever its segments are."""
+    beside = {"workload.eval_micro_batch": 64}
+    found = memcalc.estimate(**HOLED, settings=beside)
+    growing = memcalc.estimate(**HOLED, settings={**beside, "strategy.expandable_segments": True})
+    assert growing.verdict == found.verdict == "does-not-fit"
+    assert found.expandable_verdict in (None, "does-not-fit")
+    assert "which is tight" not in render(report(found), "plain")
+
+
 def test_expandable_segments_are_not_named_before_pytorch_has_them() -> None:
     """They came with PyTorch 2.1, of October 2023."""
     assert [grows_segments(f"litgpt@{month}") for month in ("2023-09", "2023-10")] == [False, True]

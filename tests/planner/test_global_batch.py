@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,7 +72,55 @@ def test_a_default_batch_that_leaves_a_pipeline_empty_is_said_with_the_one_that_
     job |= {"cp": 1, "vpp": 1, "pp_schedule": "1f1b", "micro_batch": 1, "recompute": "none", "zero": 0, "top": 1}
     (text,) = (text for text in memcalc.plan(**job).warnings if "is a default" in text)
     named = int(re.search(r"--global-batch (\d+)", text)[1])
-    times = [memcalc.plan(**job, global_batch=batch).plans[0].time for batch in (named, named // 2)]
+    times = [memcalc.plan(**job, global_batch=batch, advice=False).plans[0].time for batch in (named, named // 2)]
     filled, half = (time.bubble / time.step for time in times)
     assert filled < 0.1 < half
     assert not [text for text in memcalc.plan(**job, global_batch=128).warnings if "is a default" in text]
+
+
+BATCH_OF_12 = {"model": "gpt2", "gpu": "h100", "gpus": 8, "tp": 1, "global_batch": 12}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        memcalc.estimate,
+        memcalc.plan,
+        memcalc.ladder,
+        partial(memcalc.largest, "seq-len"),
+        partial(memcalc.largest, "micro-batch"),
+    ],
+    ids=["estimate", "plan", "ladder", "max seq-len", "max micro-batch"],
+)
+def test_a_batch_that_the_ranks_do_not_divide_is_a_wrong_input_everywhere_with_the_nearest_that_they_do(
+    ask: Callable[..., object],
+) -> None:
+    """Eight ranks take eight sequences at once: 12 is between 8 and 16, and no memory is short."""
+    said = r"global-batch 12: must be a multiple of 8 \(.*\), such as 8 or 16\."
+    with pytest.raises(InputError, match=said) as caught:
+        ask(**BATCH_OF_12)
+    assert caught.value.exit_code == 2
+
+
+def test_a_search_counts_the_ranks_of_every_layout_that_is_open() -> None:
+    """Of six GPUs tensor parallelism over two leaves three ranks, which divide 15 and not 16."""
+    words = {"model": "llama-3-8b", "gpu": "h100", "gpus": 6}
+    with pytest.raises(InputError, match=r"must be a multiple of 3 \(.*on 6 GPUs\), such as 15 or 18\."):
+        memcalc.plan(**words, global_batch=16)
+    assert memcalc.plan(**words, global_batch=15, advice=False).plans[0].strategy.dp == 3
+
+
+def test_a_rank_may_take_its_share_in_one_pass() -> None:
+    """1,280 sequences over 128 ranks are 10 of each, in one pass where that fits (NousResearch/torchtitan pull 19)."""
+    job = {"model": "qwen3-30b-a3b", "gpu": "b200", "gpus": 128, "seq_len": 2048, "framework": "torchtitan"}
+    pinned = {"ep": 8, "zero": 3, "global_batch": 1280, "objective": "throughput", "top": 1, "advice": False}
+    (plan,) = memcalc.plan(**job, **pinned).plans
+    (asked,) = memcalc.plan(**job, **pinned, micro_batch=10).plans
+    assert plan.time.tokens_per_second_per_gpu >= asked.time.tokens_per_second_per_gpu
+    assert plan.strategy.micro_batch in {5, 10}
+
+
+def test_a_card_is_filled_by_the_batch_that_is_asked_for() -> None:
+    """Forty sequences over eight ranks go in one pass of 5: no power of two divides a rank's share."""
+    recipe = memcalc.plan(model="gpt2", gpu="h100", gpus=8, global_batch=40, recipe=True, advice=False).recipe
+    assert (recipe[-1].stage, recipe[-1].change) == ("fill the card", "micro-batch 5")

@@ -49,7 +49,7 @@ def told(framework: str, name: str, value: Any) -> dict[str, Any] | None:
     """What the answer says with a field told; None where it is refused."""
     words = {**JOB, "framework": framework, "recompute": "full" if name == "strategy.checkpoint" else None}
     try:
-        answer = memcalc.estimate(**words, settings={name: value} if value is not None else None)
+        answer = memcalc.estimate(**words, settings={name: value} if value is not None else None, advice=False)
     except memcalc.errors.CombinationError:
         return None
     return {part: value for part, value in answer.model_dump().items() if part in SAID}

@@ -77,12 +77,12 @@ QUANTISED: dict[str, Any] = {
 
 @pytest.mark.parametrize("framework", ["fsdp2", "hf", "ddp", "deepspeed"])
 def test_frameworks_to_which_a_refused_quantised_base_is_sent_have_one(framework: str) -> None:
-    assert memcalc.plan(framework=framework, **QUANTISED).plans
+    assert memcalc.plan(framework=framework, **QUANTISED, advice=False).plans
 
 
 @pytest.mark.parametrize("form", ["trainer", "accelerate", "axolotl", "deepspeed"])
 def test_formats_to_which_a_refused_quantised_base_is_sent_write_one(form: str) -> None:
-    assert plan_to(form, **QUANTISED).plans
+    assert plan_to(form, **QUANTISED, advice=False).plans
 
 
 def test_the_frozen_base_has_16_bits_and_no_states() -> None:
@@ -181,7 +181,7 @@ def test_the_vendor_s_recipe_fits_with_its_recomputation_alone() -> None:
 
 
 def test_a_search_takes_the_layouts_that_divide_the_rank() -> None:
-    plans = memcalc.plan(model="llama-3-70b", **{**MEGATRON, "gpus": 8}, lora="4").plans
+    plans = memcalc.plan(model="llama-3-70b", **{**MEGATRON, "gpus": 8}, lora="4", advice=False).plans
     assert {plan.strategy.tp for plan in plans} <= {1, 2, 4}
     assert any(plan.strategy.tp > 1 for plan in plans)
     assert {plan.strategy.lora for plan in plans} == {"4:qkv,o,gate_up,down"}

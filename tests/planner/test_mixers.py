@@ -45,7 +45,7 @@ def test_experts_beside_a_dense_mlp_are_neither_divided_nor_quantised(words: dic
 
 
 def test_a_search_leaves_out_what_is_not_modelled() -> None:
-    plans = memcalc.plan(model="gemma-4-31b", gpu="h100", gpus=32).plans
+    plans = memcalc.plan(model="gemma-4-31b", gpu="h100", gpus=32, advice=False).plans
     assert plans
     assert {(plan.strategy.tp, plan.strategy.cp, plan.strategy.kernels) for plan in plans} == {(1, 1, "model")}
 

@@ -4,7 +4,7 @@ import itertools
 import json
 import random
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ from memcalc.cli.app import app
 from memcalc.errors import MemcalcError
 from memcalc.grid import Grid, Layout
 from memcalc.ledger import computed
+from memcalc.planner import finalists
 from memcalc.planner.costs import costs_of, legal
 from memcalc.planner.finalists import finalist
 from memcalc.planner.job import PlanJob, joined
@@ -29,6 +30,7 @@ from memcalc.planner.ranking import Objective
 from memcalc.planner.request import check_words
 from memcalc.planner.search import Wanted, search
 from memcalc.planner.shortlist import Shortlist, resident
+from memcalc.planner.stage_peaks import UnsafeError, peaks_of
 from memcalc.specs.hardware import Node
 from memcalc.specs.options import SharedSettings
 from memcalc.terms.overhead import overhead_of
@@ -196,7 +198,7 @@ def test_the_first_plan_is_the_best_that_estimate_lets_run(seed: int) -> None:
         if best and not any(best[-1][:2]):
             break  # whatever follows is slower
     open_ = {name: "/".join(map(str, values)) for name, values in axes.items()}
-    found = memcalc.plan(**{**job, **open_}, top=1, objective="throughput").plans
+    found = memcalc.plan(**{**job, **open_}, top=1, objective="throughput", advice=False).plans
     assert bool(found) == bool(best)
     if best:
         *doubts, seconds = min(best)
@@ -279,8 +281,29 @@ def test_ideas_whose_smallest_were_refused_are_not_replayed_again() -> None:
     assert short.first() is not None
 
 
+def test_what_a_job_has_replayed_is_known_to_the_jobs_that_are_made_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip, words = catalog.gpu("a100-40g"), {"gpus": 8, "seq_len": 4096}
+    job = PlanJob(check_words(words, None), load_model("llama-2-7b"), chip, catalog.node_for(chip))
+    candidate = job.search([8])[8].best[0]
+    replays: list[object] = []
+    monkeypatch.setattr(finalists, "peaks_of", lambda *args, **given: replays.append(args) or peaks_of(*args, **given))
+    alone = finalist(replace(job, replayed={}), candidate)
+    first, again = finalist(job, candidate), finalist(job.pinned(zero=3), candidate)
+    assert first.peaks == again.peaks == alone.peaks
+    assert len(replays) == 2
+    assert finalist(job.unlimited(), candidate).peaks.verdict == "fits"
+    other = replace(job, replayed={})
+    for _ in range(2):
+        with pytest.raises(UnsafeError):
+            finalist(other, candidate, only_safe=True)
+    assert len(replays) == 4
+    assert finalist(other, candidate).peaks == alone.peaks
+
+
 def test_pareto_ranks_are_not_beaten() -> None:
-    answer = memcalc.plan(model="llama-2-7b", gpu="a100-40g", gpus=8, seq_len=1024, objective="throughput")
+    answer = memcalc.plan(
+        model="llama-2-7b", gpu="a100-40g", gpus=8, seq_len=1024, objective="throughput", advice=False
+    )
     front = [plan for plan in answer.plans if plan.rank in answer.pareto]
     assert answer.plans[0] in front
     for ours, other in itertools.permutations(front, 2):
@@ -300,13 +323,21 @@ def test_nothing_fits() -> None:
 
 
 def test_without_a_number_of_gpus_each_power_of_two_of_a_node() -> None:
-    answer = memcalc.plan(model="llama-3.2-1b", gpu="a100-80g", seq_len=1024)
+    answer = memcalc.plan(model="llama-3.2-1b", gpu="a100-80g", seq_len=1024, advice=False)
     assert [plan.gpus for plan in answer.plans] == [1, 2, 4, 8]
 
 
 def test_what_is_given_is_not_searched() -> None:
     answer = memcalc.plan(
-        model="llama-2-7b", gpu="a100-80g", gpus=8, seq_len=1024, recompute="full", zero=3, tp=2, micro_batch=2
+        model="llama-2-7b",
+        gpu="a100-80g",
+        gpus=8,
+        seq_len=1024,
+        recompute="full",
+        zero=3,
+        tp=2,
+        micro_batch=2,
+        advice=False,
     )
     chosen = {(p.strategy.recompute, p.strategy.zero, p.strategy.tp, p.strategy.micro_batch) for p in answer.plans}
     assert chosen == {("full", 3, 2, 2)}
@@ -360,7 +391,9 @@ def test_any_pins_give_plans_or_one_sentence(model: str, gpu: str, pins: dict[st
 def test_one_rank_shards_nothing(framework: str) -> None:
     """Where the framework can leave a stage out, unless what is offloaded needs one."""
     few = {} if framework == "litgpt" else {"micro_batch": "1/4", "recompute": "none/full"}  # of litgpt there are three
-    found = memcalc.plan(model="llama-3.2-1b", gpu="h200", gpus=1, framework=framework, rank_all=True, top=200, **few)
+    found = memcalc.plan(
+        model="llama-3.2-1b", gpu="h200", gpus=1, framework=framework, rank_all=True, top=200, **few, advice=False
+    )
     stages = {plan.strategy.zero for plan in found.plans if not {"params", "optimizer"} & {*plan.strategy.offload}}
     assert stages == {0}
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
@@ -30,7 +31,7 @@ RECOMPUTES = (
 OFFLOADS = ((), ("optimizer",), ("params",), ("activations",), ("params", "activations"))
 PRECISIONS = ("bf16-mixed", "bf16-autocast", "bf16")
 
-few = settings(max_examples=40, deadline=None)
+few = drawn(40)
 words = st.fixed_dictionaries(
     {
         "model": st.sampled_from(MODELS),
@@ -247,7 +248,7 @@ def test_each_phase_is_the_same_alone_and_in_a_space(
     gpu=st.sampled_from(["a100-80g", "rtx-4090"]),
 )
 def test_a_plan_is_its_own_estimate(gpus: int, model: str, gpu: str) -> None:
-    plans = memcalc.plan(model=model, gpu=gpu, gpus=gpus, seq_len=512, global_batch=32, top=3)
+    plans = memcalc.plan(model=model, gpu=gpu, gpus=gpus, seq_len=512, global_batch=32, top=3, advice=False)
     for plan in plans.plans:
         s = plan.strategy
         answer = memcalc.estimate(

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import memcalc
+from memcalc.api import load_model
 from memcalc.cli.app import app
 from memcalc.errors import InputError
 from memcalc.frameworks import habits_of
@@ -74,11 +75,7 @@ def test_the_bounds_of_a_field_that_every_job_has_are_taken(bound: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [
-        ({"zero": 3, "settings": {"strategy.reshard": "never"}}, "strategy.reshard 'never': is zero 2, not 3"),
-        ({"gpus": 8, "global_batch": 3}, "global-batch 3: micro-batch x data-parallel ranks = 1 x 8 = 8 must divide"),
-    ],
-    ids=["contradiction", "batch"],
+    [({"zero": 3, "settings": {"strategy.reshard": "never"}}, "strategy.reshard 'never': is zero 2, not 3")],
 )
 def test_where_no_strategy_is_possible_the_reason_is_that_of_an_estimate(words: dict[str, object], reason: str) -> None:
     answer = memcalc.plan(model="gpt2", gpu="h100", **{"gpus": 2, **words})
@@ -117,7 +114,7 @@ def test_a_refusal_of_expert_ranks_names_the_setting_under_which_there_are_enoug
 
 def test_a_search_lists_what_an_estimate_takes() -> None:
     split = {"settings": {"strategy.etp": 2}}
-    plans = memcalc.plan(**EXPERTS, **split).plans
+    plans = memcalc.plan(**EXPERTS, **split, advice=False).plans
     assert plans
     for plan in plans:
         assert plan.job is not None
@@ -143,7 +140,11 @@ LARGE = {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 1024, "seq_len": 8192
 @pytest.mark.parametrize("vpp", [1, 4])
 def test_a_depth_that_divides_blocks_with_embedding_and_loss_alone_is_planned_where_it_is_typed(vpp: int) -> None:
     """126 blocks, embedding and loss are 128 parts: Llama 3 405B had 16 stages (arXiv:2407.21783, table 4)."""
-    typed = memcalc.plan(**LARGE, tp=8, pp=16, cp=1, vpp=vpp, recompute="full", offload="none", top=1).plans[0].strategy
+    typed = (
+        memcalc.plan(**LARGE, tp=8, pp=16, cp=1, vpp=vpp, recompute="full", offload="none", top=1, advice=False)
+        .plans[0]
+        .strategy
+    )
     assert (typed.pp, typed.vpp, typed.embedding_in_split, typed.loss_in_split) == (16, vpp, True, True)
 
 
@@ -159,3 +160,27 @@ def test_an_estimate_names_the_fields_that_make_unequal_stages_possible(chunks: 
 def test_chunks_that_no_shares_make_possible_are_refused_in_a_search_too() -> None:
     with pytest.raises(InputError, match=r"pp x vpp = 48 to be a divisor of the 126 blocks of llama-3\.1-405b\.$"):
         memcalc.plan(**LARGE, pp=16, vpp=3)
+
+
+KERNELS = ("sdpa", "efficient", "math", "flash")
+HAS = {"bloom-560m": (), "mpt-7b": (), "gpt-neo-125m": ("flash",), "gemma-2-2b": ("flash",), "gpt2": KERNELS}
+"""Kernels that a class of Transformers 5.24 takes, by its ``_supports_sdpa`` and ``_supports_flash_attn``."""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("model", HAS)
+def test_a_kernel_that_the_class_has_not_is_refused(model: str, kernel: str) -> None:
+    """Transformers raises as the model is loaded; eager alone runs on them all."""
+    job = {"gpu": "h200", "framework": "hf", "gpus": 1, "seq_len": 512, "precision": "bf16"}
+    if kernel in HAS[model]:
+        assert memcalc.estimate(model=model, attention=kernel, **job).strategy.attention == kernel
+        return
+    with pytest.raises(InputError, match=rf"attention '{kernel}': the class of {model} has n.*; use eager"):
+        memcalc.estimate(model=model, attention=kernel, **job)
+
+
+@pytest.mark.parametrize("model", HAS)
+def test_the_kernels_of_a_class_are_those_of_transformers(model: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    cls = getattr(transformers, str(load_model(model).hf_class))
+    assert (cls._supports_sdpa, cls._supports_flash_attn) == ("sdpa" in HAS[model], "flash" in HAS[model])

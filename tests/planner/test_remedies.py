@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import memcalc
 from memcalc.cli.app import app
 from memcalc.frameworks.capabilities import own_code
+from memcalc.planner.changes import Search
 from memcalc.report.plan_tables import remedy_blocks
 from memcalc.report.tables import Table
 from memcalc.results.plans import Nearest, RemedyGroup
@@ -77,6 +78,27 @@ def test_a_plan_that_is_tight_has_what_makes_it_safe() -> None:
     assert "--loss fused-linear" in {remedy.change for remedy in result.nearest}
 
 
+def test_who_has_hundreds_of_gpus_is_led_to_no_adapters() -> None:
+    """A search for each would take longer than the answer, and name what nobody runs at that size."""
+    job = {"model": "llama-2-7b", "gpu": "rtx-3090", "framework": "ddp"}
+    for gpus, adapted in ((128, True), (256, False)):
+        changes = [remedy.change for remedy in memcalc.plan(gpus=gpus, **job).nearest]
+        assert changes
+        assert any("--lora" in change for change in changes) is adapted
+
+
+@pytest.mark.slow
+def test_experts_on_hundreds_of_nodes_are_led_to_megatron() -> None:
+    """DeepSeek-V3 ran on 2,048 H800 in a pipeline with EP 64 (arXiv:2412.19437); torchtitan's space is evaluated whole.
+
+    Of frameworks whose spaces together are too large to search unasked, the one that is left out is not Megatron-LM.
+    """
+    result = memcalc.plan(model="deepseek-v3", gpu="h800", gpus=2048)
+    others = [remedy for remedy in result.nearest if remedy.group == "another framework"]
+    assert not result.plans
+    assert [(other.change, other.verdict) for other in others][:1] == [("--framework megatron", "fits")]
+
+
 @pytest.mark.slow
 def test_two_consumer_gpus_are_led_to_a_quantised_base_that_fits() -> None:
     """Answer.AI trains 70B by FSDP and QLoRA on two cards of 24 GB, its base in host memory."""
@@ -120,7 +142,7 @@ def test_a_long_context_is_led_to_a_fused_loss_and_to_a_framework_that_cuts_the_
     first = next(remedy for remedy in result.nearest if remedy.group == "another framework")
     assert first.verdict == "fits"
     assert first.job is not None
-    plan = memcalc.plan(**first.job.keywords(), top=1).plans[0]
+    plan = memcalc.plan(**first.job.keywords(), top=1, advice=False).plans[0]
     assert plan.verdict == "fits"
     assert plan.strategy.cp > 1
     assert not [answer for answer in memcalc.plan(**job, framework="fsdp2").nearest if answer.group == first.group]
@@ -160,7 +182,7 @@ def test_offload_is_not_the_last_word_where_a_switch_makes_it_needless() -> None
     screen = " ".join(CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output.split())
     assert "Next add --offload none --optimizer-impl fused: no slower" in screen
     line = " ".join(["memcalc", *words, "--offload none --optimizer-impl fused"])
-    assert memcalc.plan(**keywords(line)).plans[0].verdict == "fits"
+    assert memcalc.plan(**keywords(line), advice=False).plans[0].verdict == "fits"
 
 
 def test_a_slow_plan_that_fits_does_not_hide_a_fast_one() -> None:
@@ -177,6 +199,23 @@ def test_a_slow_plan_that_fits_does_not_hide_a_fast_one() -> None:
     assert faster > 1.5
     assert all(remedy.tokens_per_second_per_gpu > slow.plans[0].time.tokens_per_second_per_gpu * 1.5
                for remedy in slow.nearest)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"model": "llama-3.2-3b", "gpu": "l4", "gpus": 4, "framework": "deepspeed", "seq_len": 2048},
+        {"model": "gpt3-175b", "gpu": "h100", "gpus": 128, "framework": "fsdp2", "offload": "none", "seq_len": 2048},
+        {"model": "llama-3.1-405b", "gpu": "h100", "gpus": 512, "offload": "none"},
+    ],
+)
+def test_what_is_left_out_as_too_slow_to_be_named_changes_no_answer(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = memcalc.plan(**job).nearest
+    monkeypatch.setattr(Search, "may_reach", lambda *_: True)
+    assert memcalc.plan(**job).nearest == named
 
 
 def test_a_plan_that_fits_has_no_remedies() -> None:
@@ -219,6 +258,45 @@ def test_one_gpu_needs_no_copies_of_fsdp() -> None:
     assert narrow == {"--precision bf16": "tight", "--framework hf --precision bf16": "fits"}
 
 
+def test_one_gpu_is_led_to_paged_states() -> None:
+    """6,738,415,616 weights and gradients of 2 bytes are 25.1 GiB; 8-bit moments, 12.6 GiB, leave no room in 39.4.
+
+    torchtune trains 8B on one GPU so, updating in backward where gradients are too much (8B_full_single_device.yaml).
+    """
+    result = memcalc.plan(model="llama-2-7b", gpu="a100-40g", gpus=1)
+    narrow = by_group(result, "numerics")
+    assert {each.change: each.verdict for each in narrow} == {"--precision bf16 --optimizer paged-adamw-8bit": "fits"}
+    assert 25.1 < narrow[0].device / 2**30 < 39.4
+    assert narrow[0].host_memory > 12.6 * 2**30
+    small = memcalc.plan(model="llama-2-7b", gpu="rtx-4090", gpus=1, offload="none")
+    (paged,) = by_group(small, "numerics")
+    assert paged.change.endswith("--optimizer paged-adamw-8bit --optimizer-in-backward true --global-batch 1")
+    assert 12.6 < paged.device / 2**30 < 23.6
+    again = memcalc.plan(**keywords(paged.command), advice=False).plans[0]
+    assert (again.global_batch, again.accumulation_steps) == (1, 1)
+
+
+def test_a_batch_that_was_asked_for_is_not_made_one_sequence() -> None:
+    result = memcalc.plan(model="llama-2-7b", gpu="rtx-4090", gpus=1, offload="none", global_batch=64)
+    assert not [remedy for remedy in result.nearest if "--global-batch" in remedy.change]
+
+
+def test_megatrons_gradients_in_16_bits_are_a_remedy_and_its_larger_loss_is_none() -> None:
+    """NVIDIA's recipe of Llama 3 8B on 8 H100, TP1 CP2 of 8,192 tokens: Megatron-Bridge 0.7, perf_recipes/llama/h100.
+
+    It reduces in bf16 (perf_recipes/_common.py); 8,030,261,248 gradients then have two bytes each, not four.
+    """
+    words = {"model": "llama-3-8b", "gpu": "h100", "gpus": 8, "framework": "megatron", "cp": 2, "tp": 1, "pp": 1}
+    words |= {"seq_len": 8192, "global_batch": 128, "micro_batch": 1, "recompute": "none", "offload": "none"}
+    answer = memcalc.plan(**words)
+    assert not answer.plans
+    narrow = {remedy.change: remedy.verdict for remedy in by_group(answer, "numerics")}
+    assert narrow["--set strategy.reduce_dtype=bf16"] == "fits"
+    assert not [remedy for remedy in answer.nearest if "fused-kernel" in remedy.change]
+    recipe = memcalc.estimate(**words, settings={"strategy.reduce_dtype": "bf16"})
+    assert recipe.components.gradients == 2 * 8_030_261_248
+
+
 def test_a_gpu_without_bf16_trains_in_fp16_without_code() -> None:
     """FSDP 2's script scales the loss; gradients of fp32 shards are unscaled (torch/amp/grad_scaler.py)."""
     first = memcalc.plan(model="gpt2", gpu="v100-32g", gpus=2, top=1, advice=False).plans[0]
@@ -228,7 +306,7 @@ def test_a_gpu_without_bf16_trains_in_fp16_without_code() -> None:
 def test_a_base_under_adapters_stands_whole_on_each_gpu_where_it_fits() -> None:
     """The Trainer on several GPUs without FSDP is DDP: nothing frozen is gathered for each micro-batch."""
     small = {"model": "llama-3.1-8b", "gpu": "t4", "gpus": 2, "lora": 16, "quantize": "nf4", "seq_len": 2048}
-    first = memcalc.plan(**small).plans[0]
+    first = memcalc.plan(**small, advice=False).plans[0]
     assert (first.strategy.framework, first.strategy.zero, first.verdict) == ("hf", 0, "fits")
     alike = memcalc.estimate(**{**first.job.keywords(), "framework": "ddp", "optimizer_impl": "fused"})
     assert alike.peak.device == first.peak.device
@@ -239,10 +317,10 @@ def test_a_base_under_adapters_stands_whole_on_each_gpu_where_it_fits() -> None:
 def test_adapters_are_planned_under_autocast_where_that_is_faster_and_without_where_that_alone_fits() -> None:
     """``bf16`` of the Trainer: adapters multiply in 16 bits, and logits are cast to fp32 (torch, amp/autocast_mode)."""
     job: dict[str, Any] = {"gpu": "rtx-a6000", "gpus": 4, "lora": "16:all-linear", "global_batch": 32, "top": 1}
-    faster = memcalc.plan(model="llama-3.1-8b", **job).plans[0]
-    without = memcalc.plan(model="llama-3.1-8b", **job, autocast=False).plans[0]
+    faster = memcalc.plan(model="llama-3.1-8b", **job, advice=False).plans[0]
+    without = memcalc.plan(model="llama-3.1-8b", **job, autocast=False, advice=False).plans[0]
     assert (faster.strategy.autocast, without.strategy.autocast) == (True, False)
     assert faster.time.step < without.time.step
     assert memcalc.estimate(**faster.job.keywords()).peak.device == faster.peak.device
-    full = memcalc.plan(model="llama-3-8b", gpu="rtx-3090", gpus=1, lora=True, offload="none").plans[0]
+    full = memcalc.plan(model="llama-3-8b", gpu="rtx-3090", gpus=1, lora=True, offload="none", advice=False).plans[0]
     assert (full.strategy.autocast, full.verdict) == (False, "tight")

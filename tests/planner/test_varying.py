@@ -220,7 +220,7 @@ def test_a_plan_with_lengths_is_exported() -> None:
     """The files have no lengths: they are proven with those of the plan, whatever batches the format itself makes."""
     plans = memcalc.plan(
         model="llama-3.2-1b", gpu="a100-80g", gpus=1, framework="fsdp2", micro_batch=2, recompute="full",
-        offload="none", global_batch=4, lengths="300:1500:2k", top=1,
+        offload="none", global_batch=4, lengths="300:1500:2k", top=1, advice=False,
     )  # fmt: skip
     assert list(memcalc.export(plans, to="fsdp2")) == ["train_fsdp2.py"]
 

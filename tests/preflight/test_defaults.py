@@ -107,7 +107,7 @@ def test_a_config_that_says_nothing_is_the_framework_itself(
     searched += ("sp",) * (alone.strategy.tp > 1) + ("pp_schedule",) * (alone.strategy.pp > 1)
     found = memcalc.plan(
         model="llama-3-8b", gpu="gb300", gpus=8, framework=framework, seq_len=4096, global_batch=batch, micro_batch=1,
-        offload="none", top=1, **{name: getattr(alone.strategy, name) for name in searched},
+        offload="none", top=1, **{name: getattr(alone.strategy, name) for name in searched}, advice=False,
     )  # fmt: skip
     best, kernel = found.plans[0].strategy, {"attention": alone.strategy.attention}
     assert best.model_copy(update=kernel) == alone.strategy
@@ -132,7 +132,7 @@ def test_torchtitan_shards_the_loss_wherever_there_is_tensor_parallelism() -> No
 def test_a_search_takes_the_loss_of_each_layout() -> None:
     words: dict[str, Any] = {"model": "llama-3-8b", "gpu": "h100", "gpus": 8, "framework": "torchtitan"}
     words |= {"recompute": "full", "offload": "none", "pp": 1, "cp": 1, "zero": 3, "precision": "bf16-mixed"}
-    found = memcalc.plan(**words, tp="1/2", global_batch=64, micro_batch="1/2", top=20)
+    found = memcalc.plan(**words, tp="1/2", global_batch=64, micro_batch="1/2", top=20, advice=False)
     losses = {(plan.strategy.tp > 1, plan.strategy.loss) for plan in found.plans}
     assert losses <= {(False, "standard"), (True, "parallel")}
     longest = memcalc.largest("seq-len", **words, tp=2, step=4096)

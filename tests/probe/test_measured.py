@@ -27,6 +27,8 @@ from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import workspaces_of
 from memcalc.units import MIB
 
+pytestmark = pytest.mark.usefixtures("predictions_once")
+
 FOLDER = Path(__file__).parent / "measured"
 
 

@@ -10,9 +10,12 @@ import ast
 import dataclasses
 import gc
 import json
+import multiprocessing
 import os
+import random
 import stat
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -611,6 +614,39 @@ def test_interrupt_keeps_what_was_measured(machine: Callable[..., Machine], monk
     rest = machine()
     assert driver.probe(suite="small", output="r.toml").resumed == 3
     assert len(rest.ran) == 5
+
+
+@pytest.mark.slow
+def test_a_kill_loses_the_job_at_work_alone(machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at moments drawn at random: what has a result is not run again, and the runs file has all or is not."""
+    ready, draw, fork = machine(), random.Random(20_261_130), multiprocessing.get_context("fork")  # noqa: S311 - moments
+    ran = Path("ran")
+    ran.touch()
+
+    def logged(job: ProbeJob, *others: Any) -> dict[str, Any]:
+        with ran.open("a") as log:
+            log.write(f"{job.id}\n")
+        time.sleep(0.02)
+        return ready(job, *others)
+
+    def jobs() -> Counter[str]:
+        return Counter(ran.read_text().split())
+
+    monkeypatch.setattr(driver, "run_job", logged)
+    for more in (1, 2, 1, 2):
+        child = fork.Process(target=driver.probe, kwargs={"suite": "small", "output": "r.toml"})
+        begun = jobs().total() + more
+        child.start()
+        while jobs().total() < begun:
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.03))
+        child.kill()
+        child.join()
+        assert not Path("r.toml").exists()
+    assert driver.probe(suite="small", output="r.toml").counts == {"measured": 8}
+    assert len(jobs()) == 8
+    assert jobs().total() - 8 <= 4
+    assert not Path("r.toml" + JOURNAL).exists()
 
 
 def test_minutes_cut_the_tail(machine: Callable[..., Machine]) -> None:

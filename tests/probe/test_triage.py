@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import snapshots
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -479,7 +480,7 @@ def test_plain_data_of_every_protocol_is_loaded_as_it_is(protocol: int) -> None:
         load_plain(pickle.dumps({"a set": {1}}, protocol=max(protocol, 4)))
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.binary(max_size=200), st.integers(0, 10_000), st.integers(0, 2**32))
 def test_no_bytes_get_past_a_sentence(noise: bytes, at: int, seed: int) -> None:
     """Noise, and a real snapshot with some bytes changed: an answer or an error of memcalc's, nothing else."""

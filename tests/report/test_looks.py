@@ -365,6 +365,7 @@ SCREENS = (
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("answers_once")
 @pytest.mark.parametrize("line", SCREENS)
 def test_a_common_answer_fits_a_screen(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty lines of 80 columns; `-v` has all of it."""

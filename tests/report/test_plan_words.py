@@ -16,7 +16,7 @@ def test_the_order_of_two_plans_is_open_where_one_has_no_runs_and_its_range_hold
     basis: str, low: float, high: float, *, open_: bool
 ) -> None:
     """A tenth slower by the prediction, and half or double by its range; what rests on the same runs errs alike."""
-    (plan,) = memcalc.plan(model="gpt2", gpu="rtx-3090", gpus=1, recompute="none", top=1).plans
+    (plan,) = memcalc.plan(model="gpt2", gpu="rtx-3090", gpus=1, recompute="none", top=1, advice=False).plans
     first = plan.model_copy(update={"rank": 1, "special": ("best",)})
     step = 1.1 * plan.time.step
     speed = plan.time.tokens_per_second_per_gpu / 1.1

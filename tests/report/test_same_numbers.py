@@ -74,6 +74,16 @@ def test_an_estimate_in_text(found: Estimate, form: str) -> None:
         assert re.search(rf"(?<![\d.]){size / GIB:.1f}(?![\d.])", text.splitlines()[form == "html"])
 
 
+@pytest.mark.parametrize("form", ROWS)
+def test_of_a_pipeline_every_view_names_the_stage_that_it_speaks_of(form: str) -> None:
+    found = memcalc.estimate(model="gpt2", gpu="rtx-4090", gpus=4, framework="megatron", pp=4, global_batch=16)
+    fullest = max(found.stages, key=lambda stage: stage.device)
+    place = f"{phase_name(fullest.phase)}, stage {fullest.stage} of 4"
+    for view in (report.of_estimate(found), report.of_terms(found)):
+        assert place in report.render(view, form, width=100, details=True), form
+    assert place in report.render(report.of_terms(found), "rich", width=100)
+
+
 def test_the_terms_of_csv_add_up_to_the_components(found: Estimate) -> None:
     rows = csv.DictReader(io.StringIO(report.render(report.of_estimate(found), "csv")))
     alive = [row for row in rows if found.peak.phase in row["phases"].split()]

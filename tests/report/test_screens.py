@@ -120,7 +120,7 @@ def test_an_edit_names_what_is_unset() -> None:
 def test_a_remedy_that_is_broken_is_set_in() -> None:
     """Its second row is not taken for another group."""
     rows = shown(f"{FULL} -v")
-    at = next(index for index, row in enumerate(rows) if row.strip() == "adamw-8bit")
+    at = next(index for index, row in enumerate(rows) if row.strip() == "paged-adamw-8bit")
     assert rows[at].startswith("    ")
     assert max(map(len, rows)) <= 80
 

@@ -132,6 +132,8 @@ def test_what_is_tight_says_what_it_lacks() -> None:
     assert margin(70 * GIB, "tight", 79 * GIB, GIB) == "tight: inside the 95% margin"
     assert "cache" in margin(60 * GIB, "tight", 79 * GIB, 0)
     assert "margin" not in margin(60 * GIB, "tight", 79 * GIB, 0)
+    assert margin(60 * GIB, "does-not-fit", 79 * GIB, GIB) == "out of memory: a request lacks 1.0 GiB"
+    assert margin(60 * GIB, "does-not-fit", 79 * GIB, 0) == "out of memory: what the job does beside its steps"
 
 
 def test_one_gpu_is_said_once() -> None:
@@ -179,7 +181,7 @@ def test_a_command_of_a_document_has_rows_that_a_shell_reads(form: str) -> None:
 
 def test_a_range_that_ends_above_the_gpu_is_no_contradiction_of_a_fit() -> None:
     """The verdict's margin has one side, 19 runs of 20, and the range that is shown has two."""
-    line = "estimate --model llama-2-7b --gpu a100-40g --gpus 8 --zero 3 --recompute"
+    line = "estimate --model llama-2-7b --gpu a100-40g --gpus 8 --zero 3 --seq-len 4480 --recompute"
     for policy in ("mlp", "full"):
         answer = json.loads(CliRunner().invoke(app, [*line.split(), policy, "--format", "json"]).stdout)
         above = answer["interval"]["high"] > answer["budget"]["capacity"]

@@ -160,22 +160,24 @@ def test_context_parallel_ranks_share_the_states_too() -> None:
 def test_a_search_shards_within_nodes_or_over_all_ranks() -> None:
     """Of 32 GPUs on nodes of eight: shards over 32, 16 or 8 ranks."""
     words = {**JOB, "gpus": 32, "global_batch": 32, "micro_batch": 1, "tp": 1}
-    found = memcalc.plan(**words, rank_all=True, top=99)
+    found = memcalc.plan(**words, rank_all=True, top=99, advice=False)
     assert {plan.strategy.dp_replicate for plan in found.plans} == {1, 2, 4}
-    assert found.searched == 3 * memcalc.plan(**words, dp_replicate=1).searched
-    pinned = memcalc.plan(**words, dp_replicate="not:1", top=1).plans[0]
+    assert found.searched == 3 * memcalc.plan(**words, dp_replicate=1, advice=False).searched
+    pinned = memcalc.plan(**words, dp_replicate="not:1", top=1, advice=False).plans[0]
     assert pinned.strategy.dp_replicate > 1
     assert f"--dp-replicate {pinned.strategy.dp_replicate}" in pinned.command
 
 
 def test_on_one_node_a_search_is_what_it_was() -> None:
     words = {**JOB, "gpus": 8, "global_batch": 8}
-    assert memcalc.plan(**words).searched == memcalc.plan(**words, dp_replicate=1).searched
+    assert memcalc.plan(**words, advice=False).searched == memcalc.plan(**words, dp_replicate=1, advice=False).searched
 
 
 def test_fsdp1_shards_within_a_node() -> None:
     """Its hybrid strategies know the ranks of a node and all ranks alone (torch/distributed/fsdp/_init_utils.py)."""
-    found = memcalc.plan(**{**JOB, "framework": "fsdp1", "gpus": 32, "global_batch": 32}, rank_all=True, top=99)
+    found = memcalc.plan(
+        **{**JOB, "framework": "fsdp1", "gpus": 32, "global_batch": 32}, rank_all=True, top=99, advice=False
+    )
     assert {plan.strategy.dp_replicate for plan in found.plans} == {1, 4}
 
 

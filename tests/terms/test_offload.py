@@ -305,7 +305,7 @@ def test_what_the_host_cannot_hold_does_not_fit(tmp_path: Path, framework: str) 
         verdicts[short] = found.verdict
         assert found.peak.device < found.budget.capacity
         assert bool(found.reason) == bool(short)
-        assert bool(memcalc.plan(**words).plans) == (found.verdict != "does-not-fit")
+        assert bool(memcalc.plan(**words, advice=False).plans) == (found.verdict != "does-not-fit")
     assert verdicts == {0: "fits", 1: "does-not-fit"}
 
 
@@ -329,7 +329,7 @@ def test_nothing_fits_where_host_memory_is_too_small(tmp_path: Path) -> None:
     assert "Not enough memory off the GPU" in answer.too_large
     assert "node small has 32.0 GiB" in answer.too_large
     assert "GPU memory" not in answer.too_large
-    assert memcalc.plan(**{**job, "node": "hgx-h100-cxl"}, offload="params").plans
+    assert memcalc.plan(**{**job, "node": "hgx-h100-cxl"}, offload="params", advice=False).plans
 
 
 def test_where_both_are_too_small_both_are_named() -> None:
@@ -343,14 +343,21 @@ def test_the_swappers_buffers_count_in_host_memory(tmp_path: Path) -> None:
     """States fit the drives; what they pass through on the way does not fit the host."""
     job = node_with(tmp_path, host=100 * GIB, nvme=30_000 * GIB)
     words = {"framework": "deepspeed", "offload": "optimizer", "offload_to": "nvme", "zero": 3}
-    assert not memcalc.plan(**job, **words).plans
-    assert memcalc.plan(**job, **words, settings={"strategy.sub_group_size": 10_000_000}).plans
+    assert not memcalc.plan(**job, **words, advice=False).plans
+    assert memcalc.plan(**job, **words, settings={"strategy.sub_group_size": 10_000_000}, advice=False).plans
 
 
 def test_every_tier_is_searched_and_each_plan_can_be_run() -> None:
     job = {"model": "llama-2-13b", "gpu": "h100", "gpus": 2, "node": "hgx-h100-cxl", "framework": "deepspeed"}
     answer = memcalc.plan(
-        **job, seq_len=2048, offload="optimizer/optimizer,params", offload_to="any", zero="3", top=24, rank_all=True
+        **job,
+        seq_len=2048,
+        offload="optimizer/optimizer,params",
+        offload_to="any",
+        zero="3",
+        top=24,
+        rank_all=True,
+        advice=False,
     )
     assert {plan.strategy.offload_to for plan in answer.plans} == {"cpu", "nvme", "cxl"}
     seen = set()
@@ -373,8 +380,8 @@ def test_no_strategy_is_searched_on_two_tiers() -> None:
     assert not repeats(("activations",), "cxl", ["cpu", "nvme"])
     assert not repeats(("optimizer",), "nvme", ["cpu"])
     job = {"model": "llama-3.2-1b", "gpu": "h100", "gpus": 2, "node": "hgx-h100-cxl", "seq_len": 2048}
-    one = memcalc.plan(**job, offload="none", top=1).searched
-    assert memcalc.plan(**job, offload="none", offload_to="any", top=1).searched == one
+    one = memcalc.plan(**job, offload="none", top=1, advice=False).searched
+    assert memcalc.plan(**job, offload="none", offload_to="any", top=1, advice=False).searched == one
 
 
 @pytest.mark.parametrize(("zero", "tier"), [(0, "cpu"), (2, "nvme"), (1, "nvme")])
@@ -382,7 +389,9 @@ def test_deepspeed_refuses_what_it_would_not_do(zero: int, tier: str) -> None:
     job = {"model": "llama-2-7b", "gpu": "h100", "gpus": 8, "framework": "deepspeed", "node": "hgx-h100"}
     with pytest.raises(CombinationError, match="offload"):
         memcalc.estimate(**job, zero=zero, offload="optimizer", offload_to=tier)
-    plans = memcalc.plan(**job, seq_len=2048, offload="optimizer", offload_to=tier, top=30, rank_all=True).plans
+    plans = memcalc.plan(
+        **job, seq_len=2048, offload="optimizer", offload_to=tier, top=30, rank_all=True, advice=False
+    ).plans
     assert zero not in {plan.strategy.zero for plan in plans}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
@@ -342,7 +343,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Any, SharedSettings, list[Layout], tuple
 
 
 @given(pipelines())
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_short_rows_of_stages_have_the_peak(
     case: tuple[Any, SharedSettings, list[Layout], tuple[int, ...], bool],
 ) -> None:
@@ -427,7 +428,9 @@ def test_chunks_that_cannot_be_are_named_by_a_search() -> None:
 
 
 def test_a_search_tries_the_frameworks_own_schedules() -> None:
-    plans = memcalc.plan(model="gpt3-1.3b", gpu="h100", gpus=8, framework="megatron", pp=4, global_batch=64, top=40)
+    plans = memcalc.plan(
+        model="gpt3-1.3b", gpu="h100", gpus=8, framework="megatron", pp=4, global_batch=64, top=40, advice=False
+    )
     tried = {(p.strategy.pp_schedule, p.strategy.vpp) for p in plans.plans}
     assert ("1f1b", 1) in tried
     chunked = {vpp for schedule, vpp in tried if schedule == "interleaved"}

@@ -109,7 +109,7 @@ def test_an_evaluation_has_the_gradients_buffer_and_ligers_logits() -> None:
     words = {"kernels": "fused", "loss": "fused-linear", "settings": {"workload.eval_micro_batch": 1}}
     answer = estimated("qwen2.5-7b", 4, seq_len=8192, framework="deepspeed@2025-04", **words)
     (evaluation,) = [occasion for occasion in answer.occasions if occasion.name == "evaluation"]
-    assert evaluation.allocated / GIB == pytest.approx(42.2, abs=0.5)
+    assert 42 <= evaluation.allocated / GIB <= 44
     today = estimated("qwen2.5-7b", 4, seq_len=8192, framework="deepspeed", **words)
     (skipped,) = [occasion for occasion in today.occasions if occasion.name == "evaluation"]
     logits = 8192 * 152064 * 4

@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from drawing import drawn
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from memcalc import api, catalog
@@ -84,7 +85,7 @@ def model_of(name: str) -> Any:
     return api.load_model(name)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@drawn(150, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     model=st.sampled_from(MODELS),
     gpu=st.sampled_from(GPUS),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
+from covering import covering
 
 import memcalc
 from memcalc import api, catalog
@@ -69,9 +71,14 @@ def test_a_window_limits_what_a_token_attends_to() -> None:
     assert long == model_flops_per_token(mistral, settings())
 
 
-@pytest.mark.parametrize("gpu", ["rtx-3090", "a100-80g", "h100", "l40s", "v100-32g"])
-@pytest.mark.parametrize("quantize", ["none", "nf4", "nf4-dq", "int8"])
-@pytest.mark.parametrize("seq_len", [512, 4096])
+ADAPTED = ["rtx-3090", "a100-80g", "h100", "l40s", "v100-32g"], ["none", "nf4", "nf4-dq", "int8"], [512, 4096]
+PAIRS = covering(2, *ADAPTED)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "quantize", "seq_len"),
+    [pytest.param(*job, marks=() if job in PAIRS else pytest.mark.slow) for job in product(*ADAPTED)],
+)
 def test_no_job_with_adapters_uses_more_than_the_card_has(gpu: str, quantize: str, seq_len: int) -> None:
     """Nor more than the share of the peak that products reach on it."""
     job = {"model": "llama-3-8b", "gpu": gpu, "gpus": 1, "seq_len": seq_len, "framework": "hf"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -14,7 +13,7 @@ from fits.throughput import job_of
 from memcalc import api, catalog
 from memcalc.errors import InputError
 from memcalc.runs import read_unfitted
-from memcalc.timing import Times, rates_for
+from memcalc.timing import rates_for
 from memcalc.timing.rates import Hardware, Rates, hardware_of, kernels_of
 from memcalc.timing.times import message_seconds, seconds
 from memcalc.timing.work import Work, work_of
@@ -47,8 +46,8 @@ def times(job: dict[str, Any], *, node: dict[str, Any] | None = None, rates: dic
     one = single(job, **words)
     changed = one.job.node.model_copy(update=node or {})
     hardware = hardware_of(one.job.gpu, changed, one.grid)
-    found = seconds(work_of(one.census, changed), hardware, replace(rates_for(one.job.gpu, one.grid), **(rates or {})))
-    return {name: float(np.max(getattr(found, name))) for name in Times.PARTS}
+    found = seconds(work_of(one.census, changed), hardware, rates_for(one.job.gpu, one.grid)._replace(**(rates or {})))
+    return {name: float(np.max(part)) for name, part in found._asdict().items()}
 
 
 def total(value: Any) -> float:
@@ -274,7 +273,7 @@ def test_a_step_has_a_time_of_its_own_and_each_message_one_for_its_ranks() -> No
     assert after["host"] - before["host"] == pytest.approx(0.5)
     messages = work(LLAMA, framework="megatron", gpus=64, zero=1).messages
     hardware = Hardware(1, 1, 1, 1, 300e9, 25e9, 1)
-    known: Any = dict.fromkeys(Rates.__dataclass_fields__, 1.0)
+    known: Any = dict.fromkeys(Rates._fields, 1.0)
     rates = Rates(**{**known, "call": 1e-3, "latency": 1e-5, "latency_between": 1e-4, "between": 0.5})
     of = messages.gradients
     by_hand = total(of.volume) / min(300e9, 8 * 0.5 * 25e9) + total(of.calls) * (1e-3 + 64 * 1e-4)

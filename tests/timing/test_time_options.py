@@ -127,7 +127,7 @@ def test_plans_that_an_option_says_nothing_of_are_without_it() -> None:
     """Each is the estimate that its own line names."""
     found = memcalc.plan(
         model="deepseek-v2-lite", gpu="h100", gpus=16, framework="megatron", moe_dispatcher="deepep",
-        tp_comm_overlap=True, ep="1/8", tp="1/2", pp=1, cp=1, rank_all=True, top=60,
+        tp_comm_overlap=True, ep="1/8", tp="1/2", pp=1, cp=1, rank_all=True, top=60, advice=False,
     )  # fmt: skip
     kinds = {(plan.strategy.ep > 1, plan.strategy.tp > 1) for plan in found.plans}
     assert len(kinds) >= 2

@@ -78,7 +78,7 @@ def compared(family: str, precision: str, attention: str, recompute: str) -> lis
     for index, group in enumerate(model.groups):
         place = max(i for i, own in enumerate(model.sequence) if own == index)
         window = group.block.attention.window if group.block.attention else None
-        own = replace(setting, windowed=window is not None and window <= SEQ)
+        own = setting._replace(windowed=window is not None and window <= SEQ)
         if place > 0:  # the very first block also keeps what all share
             template = saved.as_kept(trace(group.block, own, recompute))
             shares = recompute == "full" and group.block.shares_keys

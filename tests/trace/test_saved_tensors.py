@@ -343,6 +343,6 @@ def test_textbook(name: str, layout: Layout, recompute: str, formula: Callable[[
 def test_selective_operators_keep_the_output_of_a_matmul_whatever_the_activation(activation: str) -> None:
     """The policy stores what matmuls write: of an ungated MLP the up projection, f elements a token, and no more."""
     block = load_model("gpt2").main.block
-    block = block.model_copy(update={"mlp": block.mlp.model_copy(update={"activation": activation})})
+    block = block.model_copy(update={"mlp": block.mlp.model_copy(update={"activation": activation, "bias": False})})
     kept = trace(block, BlockConfig(dropout=False), "selective-ops").kept_records
     assert sum(record.size.elements for record in kept if record.name.startswith("MLP")) == block.mlp.ffn

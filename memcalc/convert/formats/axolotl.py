@@ -165,7 +165,8 @@ def _quantised(reader: ConfigReader, adapter: str, narrow: dict[int, bool], gptq
     elif narrow[8]:
         reader.set("quantize", "int8", "load_in_8bit")
     elif narrow[4]:
-        reader.note("note", "MC004", "load_in_4bit", "load_in_4bit quantises nothing with adapter: lora; qlora does")
+        allowed = "must be beside adapter: qlora, which quantizes; with lora PEFT casts the whole base to fp32"
+        raise reader.error("load_in_4bit", True, allowed)
     if reader.flag("quantize_moe_experts"):
         _experts(reader, narrow)
 
@@ -278,7 +279,7 @@ def _attention(reader: ConfigReader, adapter: str, sharded: bool) -> None:
         if reader.flag(flag) and not requested:
             key, requested = flag, name
     if requested and requested not in _ATTENTION and "/" not in requested:
-        reader.one_of(key, _ATTENTION)
+        reader.one_of(key, _ATTENTION, fold=False)
     kernel = "flash" if "/" in requested else _ATTENTION[requested or "sdpa"]
     if kernel:
         set_kernel(reader, kernel, key)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import ConfigJob, Format, key_table
 from memcalc.convert.formats.tuning import DECAY, set_decay
+from memcalc.convert.objectives import refuse_idle
 
 _KEYS = key_table("deepspeed")
 _OPTIMIZERS = {
@@ -44,6 +46,8 @@ _GATHERS = (
 def read(document: Document) -> Config:
     """Return what a DeepSpeed JSON says of a job."""
     reader = ConfigReader(document, "deepspeed", "DeepSpeed 0.19")
+    if re.search(r"(^|[_-])eval", document.path.stem.lower()) and not reader.has("optimizer"):
+        refuse_idle(document.path.name, ("by its name",))
     reader.set("engine", "deepspeed", "zero_optimization")
     _batch(reader)
     _precision(reader)

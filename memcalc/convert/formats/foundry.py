@@ -13,7 +13,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.convert.formats.fsdp_config import NODE
+from memcalc.convert.formats.fsdp_config import ALONE, NODE
 from memcalc.convert.formats.torchtune import resolve_interpolations
 from memcalc.convert.formats.tuning import set_lora
 from memcalc.convert.objectives import refuse_idle
@@ -22,7 +22,7 @@ from memcalc.errors import ObjectiveError, cut
 _SOFTWARE = "llm-foundry 0.22"
 _KEYS = key_table("foundry")
 _SIGNS = ("train_loader", "model", "optimizer", "max_duration")
-_SHARDED = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "_hybrid_shard_zero2": 2}
+_SHARDED = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 3, "hybrid_shard": 3, "_hybrid_shard_zero2": 2}
 _PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "no", "amp_fp8": "bf16"}
 _POLICIES = {name: name for name in ("FULL", "DEFAULT", "PURE")}
 _NARROW = ("bf16", "bfloat16", "amp_bf16", "fp16", "float16", "amp_fp16")
@@ -240,6 +240,8 @@ def _sharding(reader: ConfigReader, *, casts: bool) -> None:
 def _replicas(reader: ConfigReader, key: str) -> None:
     if "hybrid" in reader.text(key).lower():
         reader.set("dp_shard", NODE, key)
+    elif reader.text(key).lower() == "no_shard":  # Composer 1b7ba478 distributed/mosaic_parallelism.py, SHARDING_MAP
+        reader.set("dp_shard", ALONE, key)
     copies, part = (f"fsdp_config.data_parallel_{name}_degree" for name in ("replicate", "shard"))
     if (replicas := reader.integer(copies, 1, low=1)) != 1:
         reader.set("dp_replicate", replicas, copies)

@@ -239,3 +239,11 @@ def tokens_up_to(longest: int | None, prompt: int | None) -> int | None:
     (1024, 1, None)
     """
     return None if longest is None else max(longest - (prompt or 0), 1)
+
+
+def set_generated(reader: ConfigReader) -> None:
+    """Seq2SeqTrainer's: ``generation_max_length`` counts the prompt of a decoder too."""
+    key = "generation_max_length"
+    prompt = next((setting.value for setting in reader.settings if setting.name == "seq_len"), None)
+    set_generation(reader, tokens_up_to(reader.integer(key, low=1), prompt), key)
+    reader.not_modelled({"generation_num_beams": "each beam has a cache of its own"}, unless=(None, 1))

@@ -36,7 +36,7 @@ from memcalc.convert.formats.tuning import (
     set_vision,
 )
 from memcalc.convert.objectives import method_called, refuse_idle
-from memcalc.errors import MissingError, ObjectiveError
+from memcalc.errors import MissingError, ObjectiveError, cut
 
 _KEYS = key_table("llamafactory")
 _TYPES = {name: name for name in ("full", "freeze", "lora", "oft")}
@@ -79,6 +79,7 @@ def read(document: Document) -> Config:
         refuse_idle(document.path.name, idle)
     if reader.has("tokenized_path") and not any(map(reader.has, _STEPS)):  # saves the tokens, and ends (data/loader.py)
         refuse_idle(document.path.name, ("tokenized_path, and nothing of a step",))
+    _refuse_others(reader)
     _batch(reader, stage)
     kind = reader.one_of("finetuning_type", _TYPES, "lora")
     if reader.has("template") and _CHAT.issuperset(document.data):
@@ -99,7 +100,7 @@ def read(document: Document) -> Config:
     reader.not_counted(_KEYS.not_counted)
     reader.not_modelled(_KEYS.not_modelled, unless=(False, None, 0, 0.0, 1, "", "none"))
     ask_for_rows(reader, "what reads the file")
-    return reader.finish(known=_KEYS.names("of_lora", "not_modelled", "not_counted", "harmless"))
+    return reader.finish(known=_KEYS.names("of_lora", "refused", "not_modelled", "not_counted", "harmless"))
 
 
 def _objective(reader: ConfigReader, stage: str) -> str:
@@ -125,10 +126,21 @@ def _check_generation(reader: ConfigReader) -> None:
             )
 
 
+def _refuse_others(reader: ConfigReader) -> None:
+    """Refuse what trains another part of the model, or another model, than is counted."""
+    for key, says in _KEYS.tables["refused"].items():
+        value = reader.text(key)
+        if value == "freeze" if key == "finetuning_type" else value.lower() not in ("", "false", "none", "0"):
+            raise ObjectiveError(
+                f"{reader.document.path.name} has {key} {cut(value)}, with which {says}: memcalc has no "
+                "figures for this."
+            )
+
+
 def _batch(reader: ConfigReader, stage: str) -> None:
     """Packed rows of supervised fine-tuning have one token more than ``cutoff_len``, then padding."""
     cut = reader.integer("cutoff_len", 2048, low=1) or 2048
-    packed = bool(reader.flag("packing", stage == "pt")) or bool(reader.flag("neat_packing"))
+    packed = any([reader.flag("packing", stage == "pt"), reader.flag("neat_packing")])  # both are read
     length = cut + 1 if packed and stage == "sft" else cut
     if not (packed and stage == "pt"):
         length = -(-length // _PADDED) * _PADDED
@@ -176,8 +188,6 @@ def _adapter(reader: ConfigReader, kind: str) -> bool:
     """Adapters, and whether the frozen base is quantized."""
     if kind == "oft":
         reader.ask("lora", "finetuning_type", "oft", "is oft, whose rotations are not modelled")
-    if kind == "freeze":
-        reader.not_modelled({"finetuning_type": "a few blocks are trained; all are counted as trained"})
     if kind not in ("lora", "oft"):
         reader.harmless(*_KEYS.lists["of_lora"])
         return False
@@ -214,13 +224,11 @@ def _quantised(reader: ConfigReader) -> bool:
 
 
 def _precision(reader: ConfigReader, kind: str) -> None:
-    """What is trained is cast to fp32, unless pure_bf16 or BAdam forbids it; what is frozen stays, mostly in bf16."""
-    pure, blocks = bool(reader.flag("pure_bf16")), bool(reader.flag("use_badam"))
-    frozen = kind in ("lora", "oft")
-    key = "use_badam" if blocks else "pure_bf16"
+    """What is trained is cast to fp32, unless pure_bf16 forbids it; what is frozen stays, mostly in bf16."""
+    pure, frozen = bool(reader.flag("pure_bf16")), kind in ("lora", "oft")
     mixed = "bf16" if reader.flag("bf16") else "fp16" if reader.flag("fp16") else "no"
     narrow = "fp16" if mixed == "fp16" and not pure else "bf16"  # hparams/parser.py, compute_dtype
-    reader.set("weights", narrow if frozen or pure or blocks else "fp32", key)
+    reader.set("weights", narrow if frozen or pure else "fp32", "pure_bf16")
     reader.set("mixed", mixed, "fp16" if mixed == "fp16" else "bf16")
 
 
@@ -289,6 +297,10 @@ def _optimizer(reader: ConfigReader) -> None:
         reader.not_modelled({"use_galore": "gradients and moments are projected to a low rank (GaLore); counted whole"})
 
 
+_FOREIGN = frozenset({"max_seq_length", "max_seq_len", "block_size", "train_file", "train_mode", "template_name"})
+"""Keys of others' scripts, at which its parser stops (hparams/parser.py, without allow_extra_keys)."""
+
+
 def _recognise(document: Document) -> bool:
     data: Any = document.data
     of_kind = document.kind in ("yaml", "json") and isinstance(data, dict)
@@ -296,7 +308,8 @@ def _recognise(document: Document) -> bool:
         return False
     if "model" in data and len(data.keys() & set(V1)) > 1:
         return True
-    return "model_name_or_path" in data and not data.keys().isdisjoint((*_KEYS.lists["signs"], *_MEGATRON))
+    signs = data.keys() & {*_KEYS.lists["signs"], *_MEGATRON}
+    return "model_name_or_path" in data and len(signs) > (1 if _FOREIGN & data.keys() else 0)
 
 
 _SOFTWARE = "LLaMA-Factory 0.9.6.dev0"

@@ -15,8 +15,17 @@ import re
 from dataclasses import replace
 
 from memcalc.convert.config import ConfigReader
+from memcalc.convert.document import Document
 from memcalc.convert.formats.base import KeyTable
-from memcalc.convert.objectives import ALGORITHMS, method_called, method_of_script, refuse_method
+from memcalc.convert.launchers import names_other_work
+from memcalc.convert.objectives import (
+    ALGORITHMS,
+    method_called,
+    method_of_keys,
+    method_of_script,
+    refuse_idle,
+    refuse_method,
+)
 from memcalc.errors import ObjectiveError
 
 
@@ -29,6 +38,34 @@ def set_algorithm(reader: ConfigReader, method: str, key: str, stated: str, fram
     reader.set("rl.framework", framework, key)
     reader.set("rl.logits", "plain", key)  # kernels of blocks alone do not fuse this loss
     return ALGORITHMS[method]
+
+
+_SHARED = frozenset({"beta", "max_prompt_length", "precompute_ref_log_probs"})
+"""Keys of several trainers of preferences: DPO's, KTO's, ORPO's and CPO's (TRL 0.9 to 1.16, trainer/*_config.py)."""
+_OF_STEPS = (
+    "do_train", "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "optim",
+    "gradient_accumulation_steps", "train_batch_size",
+)  # fmt: skip
+"""Keys of which each config of a training has one."""
+
+
+def method_of_config(document: Document) -> tuple[str, str]:
+    """The method that a config's keys tell, and those; of keys that several have, the name of its file tells which."""
+    method, evidence = method_of_keys(document.data)
+    stem = document.path.stem
+    if evidence and _SHARED.issuperset(evidence.split(", ")) and "sft" not in stem.lower():
+        method = method_of_script(stem) or method
+    return method, evidence
+
+
+def refuse_other_work(reader: ConfigReader) -> None:
+    """Refuse arguments that train nothing: as they say, or as their file is called, with nothing of a step in it."""
+    path = reader.document.path
+    if reader.flag("do_train", None) is False and any(map(reader.flag, ("do_eval", "do_predict"))):
+        refuse_idle(path.name, ("do_train false",))
+    steps = any(reader.has(key) for key in _OF_STEPS)
+    if reader.document.kind != "flags" and not steps and names_other_work(f"{path.stem}.py"):
+        refuse_idle(path.name, (path.stem, "nothing of a step"))
 
 
 _ANYBODYS = frozenset({"max_length", "packing", "use_peft"})
@@ -102,6 +139,9 @@ def read_roles(reader: ConfigReader) -> None:
     """Set what the config says of roles, the rollout and its lengths; nothing where it has none of these keys."""
     for name, key in (("rl.prompt", "max_prompt_length"), ("rl.response", "max_completion_length")):
         reader.set_integer(name, key)
+    if reader.has(old := "max_prompt_length"):  # it went with 0.28: losses came in tiles with 1.15
+        reader.note("note", "MC004", old, f"{old} is of TRL before 0.28: its logits are whole")
+        reader.set("rl.framework", "trl@1.14", old)
     _set_prompt(reader)
     reader.set_integer("rl.samples", "num_generations")
     reader.set_integer("rl.accumulation", "steps_per_generation")

@@ -29,7 +29,7 @@ from memcalc.convert.formats.tuning import (
     set_stored,
 )
 from memcalc.convert.objectives import refuse_task
-from memcalc.errors import ObjectiveError, shown
+from memcalc.errors import ObjectiveError, cut, shown
 
 _SOFTWARE = "ms-swift 4.6.0.dev0"
 _KEYS, _TRAINER = key_table("swift"), key_table("trainer")
@@ -50,10 +50,20 @@ STEP = 16
 """Sequences of a step where nothing says how many: the accumulation is rounded up to it (trainers/arguments.py)."""
 
 
+_OF_2 = ("sft_type", "model_id_or_path", "custom_train_dataset_path")
+"""Arguments until 2.6, none of which 3.0 has; its defaults are others (docs/source/Instruction/ReleaseNote3.0.md)."""
+
+
 def read(document: Document) -> Config:
     """Return what arguments of ms-swift say of a job."""
     reader = ConfigReader(_with_presets(document), "swift", _SOFTWARE)
+    if there := [key for key in _OF_2 if reader.has(key)]:
+        raise ObjectiveError(
+            f"{document.path.name} has arguments of ms-swift 2 ({', '.join(there)}), which are not read: give memcalc "
+            "estimate what it trains, or the arguments of ms-swift 3 on (--model, --tuner_type)."
+        )
     refuse_task(document.path.name, reader.text("task_type", "causal_lm"))
+    _refuse_parts(reader)
     algorithm = read_swift(reader, _KEYS)
     _share_sequences(reader, algorithm)
     reader.set("engine", "trainer", "model")
@@ -79,7 +89,9 @@ def read(document: Document) -> Config:
     off = (False, None, 0, 0.0, 1, "", "none")
     reader.not_modelled({**others, **_KEYS.not_modelled}, unless=off)
     reader.not_modelled({"router_aux_loss_coef": _TRAINER.not_modelled["router_aux_loss_coef"]})
-    return reader.finish(known=(*_KEYS.names("harmless", "of_lora", "not_counted", "not_modelled"), *_TRAINER.harmless))
+    return reader.finish(
+        known=(*_KEYS.names("harmless", "of_lora", "refused", "not_counted", "not_modelled"), *_TRAINER.harmless)
+    )
 
 
 def _share_sequences(reader: ConfigReader, algorithm: object) -> None:
@@ -106,6 +118,18 @@ def _with_presets(document: Document) -> Document:
         return document
     table = {"fsdp": "full_shard auto_wrap", "fsdp_config": _KEYS.tables["fsdp2"]}
     return replace(document, data={**document.data, **table})
+
+
+def _refuse_parts(reader: ConfigReader) -> None:
+    """Refuse what trains another part of the model than is counted; beside adapters most of it says nothing."""
+    adapters = reader.raw("tuner_type", reader.raw("train_type", "lora")) != "full"
+    for key, says in _KEYS.tables["refused"].items():
+        value = str(reader.raw(key, ""))
+        if value.strip("[]").lower() not in ("", "false", "none", "0", "0.0") and (key == "freeze_llm" or not adapters):
+            raise ObjectiveError(
+                f"{reader.document.path.name} has {key} {cut(value)}, with which {says}: memcalc has no figures for "
+                "this."
+            )
 
 
 def _batch(reader: ConfigReader) -> None:

@@ -20,7 +20,7 @@ from memcalc.convert.formats.megatron_flags import KEYS, Flags
 from memcalc.convert.formats.megatron_strategy import run_flags, set_float8, set_states, set_time
 from memcalc.convert.formats.preferences import refuse_preferences
 from memcalc.convert.objectives import refuse_task
-from memcalc.errors import ObjectiveError
+from memcalc.errors import ObjectiveError, cut
 from memcalc.specs.adapters import lora_of
 
 LAYERS = {
@@ -262,10 +262,12 @@ def _adapters(reader: ConfigReader) -> None:
         reader.set("lora", f"{rank}:{','.join(listed)}", "target_modules")
     reader.set("strategy.lora_classes", "swift", "target_modules")
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
-    reader.not_modelled({
-        "lora_bias": "biases are trained too, which is not counted",
-        "modules_to_save": "these parts are trained in full, which is not counted",
-    })  # fmt: skip
+    reader.not_modelled({"lora_bias": "biases are trained too, which is not counted"})
+    if saved := reader.items("modules_to_save"):
+        raise ObjectiveError(
+            f"{reader.document.path.name} has modules_to_save {cut(', '.join(map(str, saved)))}, which Megatron-LM "
+            "trains in full beside adapters: memcalc has no figures for this."
+        )
 
 
 def _recognise(document: Document) -> bool:

@@ -40,6 +40,8 @@ _PIPELINED = _SIMPLE = ("llama3", "deepseek_v3")
 """Models that a pipeline takes, and those that SimpleFSDP's experiment has."""
 _FLEX_ALONE = FLEXIBLE | {"gpt_oss"}
 """Models whose every flavor runs FlexAttention, which has no context parallelism."""
+_VOCABULARIES = ("training.vocab_size", "model.vocab_size")
+"""Keys of forks: in torchtitan itself the tokenizer says how many rows the embedding has (train.py)."""
 _IMPLEMENTATION = "2025-02-24"
 """Until then ``optimizer.fused`` was off by default; since, the implementation is fused."""
 _LOSS_COMPILED, _LOSS_NOT_COMPILED, _LOSS_COMPILED_AGAIN = "2024-10-22", "2024-12-18", "2025-04-02"
@@ -99,7 +101,12 @@ def _model(reader: ConfigReader) -> None:
     plain = name.removeprefix("simple_fsdp.")
     if plain != name:
         reader.set("strategy.fsdp_schedule", "simple", "model.name")
-    reader.set("model", model_of(plain, flavor), "model.flavor")
+    sized = next((key for key in _VOCABULARIES if reader.has(key)), "")
+    if sized:
+        says = f"gives {name} {flavor} another vocabulary, in a fork of torchtitan: it is a model of its own"
+        reader.ask("model", sized, reader.text(sized), says)
+    else:
+        reader.set("model", model_of(plain, flavor), "model.flavor")
     if reader.text("model.norm_type", "rmsnorm") not in {"rmsnorm", "fused_rmsnorm", "compiled_rmsnorm"}:
         reader.not_modelled({"model.norm_type": "the norms of the preset are counted"})
     if plain in FLEXIBLE or "flex" in flavor or "varlen" in flavor:

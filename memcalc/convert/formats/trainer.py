@@ -20,12 +20,11 @@ from memcalc.convert.formats.fsdp_config import (
     fsdp_version,
     read_options,
     set_evaluation,
-    set_generation,
+    set_generated,
     set_reductions,
     set_resumes,
-    tokens_up_to,
 )
-from memcalc.convert.formats.preferences import is_trl, read_roles, set_by_name
+from memcalc.convert.formats.preferences import is_trl, method_of_config, read_roles, refuse_other_work, set_by_name
 from memcalc.convert.formats.trainer_writer import script_text, spelling, write
 from memcalc.convert.formats.tuning import (
     LAYERS,
@@ -40,7 +39,7 @@ from memcalc.convert.formats.tuning import (
     set_stored,
     set_vision,
 )
-from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_idle, refuse_method, refuse_switches
+from memcalc.convert.objectives import ALGORITHMS, method_of_keys, refuse_method, refuse_switches
 
 KEYS = key_table("trainer")
 TRL_SIGNS = frozenset(KEYS.lists["trl_signs"])
@@ -49,6 +48,7 @@ _FOUR = ("load_in_4bit", "use_4bit_quantization")
 _EIGHT = ("load_in_8bit", "use_8bit_quantization")
 _NESTED = ("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "use_nested_quant")
 """TRL's names, bitsandbytes' own, and those of PEFT's examples/sft (utils.py, train.py)."""
+_TARGETS = ("lora_target_modules", "target_modules")  # TRL's name, and PEFT's own, which other scripts have
 _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_max_length")
 """`max_seq_len` is how PEFT's scripts abbreviate `max_seq_length`: argparse takes a beginning that is unique."""
 
@@ -56,9 +56,8 @@ _LENGTHS = ("max_length", "max_seq_length", "max_seq_len", "block_size", "model_
 def read(document: Document) -> Config:
     """Return what the Trainer's arguments say of a job."""
     reader = ConfigReader(document, "trainer", "Transformers 5.23")
-    if reader.flag("do_train", None) is False and any(map(reader.flag, ("do_eval", "do_predict"))):
-        refuse_idle(document.path.name, ("do_train false",))
-    method, evidence = method_of_keys(document.data)
+    refuse_other_work(reader)
+    method, evidence = method_of_config(document)
     if method in ALGORITHMS:
         reader.set("rl.algorithm", ALGORITHMS[method], evidence.partition(",")[0].partition(" ")[0], default=True)
     else:
@@ -78,7 +77,7 @@ def read(document: Document) -> Config:
     _fsdp(reader)
     _deepspeed(reader)
     read_script(reader, trl)
-    _generation(reader)
+    set_generated(reader)
     read_roles(reader)
     if reader.flag("activation_offloading"):
         reader.set("offload", ("activations",), "activation_offloading")
@@ -86,7 +85,7 @@ def read(document: Document) -> Config:
     reader.not_counted(KEYS.not_counted, counted=("optim_args",) if momentum else ())
     reader.not_modelled(KEYS.not_modelled, unless=(False, None, 0, 0.0, "", "none"))
     refer_to_accelerate(reader)
-    refuse_switches(document.path.name, reader.unread(), engine=document.data.get("deepspeed") is True)
+    refuse_switches(document.path.name, reader.unread(), engine=document.data.get("deepspeed", True) is True)
     if document.kind == "flags" or any("batch" in key for key in reader.unread()):
         ask_for_rows(reader, "its script")
     ask_for_launcher(reader)
@@ -102,14 +101,6 @@ def _batch(reader: ConfigReader) -> None:
         reader.note("note", "MC004", "auto_find_batch_size", message)
     set_evaluation(reader)
     set_resumes(reader)
-
-
-def _generation(reader: ConfigReader) -> None:
-    """Seq2SeqTrainer's: ``generation_max_length`` counts the prompt of a decoder too."""
-    key = "generation_max_length"
-    prompt = next((setting.value for setting in reader.settings if setting.name == "seq_len"), None)
-    set_generation(reader, tokens_up_to(reader.integer(key, low=1), prompt), key)
-    reader.not_modelled({"generation_num_beams": "each beam has a cache of its own"}, unless=(None, 1))
 
 
 def _precision(reader: ConfigReader, trl: bool) -> None:
@@ -245,7 +236,9 @@ def _recognise(document: Document) -> bool:
 
 def read_script(reader: ConfigReader, trl: bool) -> None:
     """Set what model the script loads, how, and what it feeds."""
-    if key := _model_key(reader):
+    if reader.text("config_overrides"):
+        reader.ask("model", "config_overrides", "-", "gives a model that is made anew other sizes than its config has")
+    elif key := _model_key(reader):
         reader.set("model", reader.text(key), key)
     if trl:
         reader.set("trl", True, next((key for key in reader.document.data if key in TRL_SIGNS), "beta"))
@@ -346,14 +339,12 @@ def _adapters(reader: ConfigReader) -> bool:
     key = ranks or "lora_r"
     rank = reader.integer(key, 16, low=1)
     switch = "" if ranks else next((name for name in switches[1:] if reader.flag(name)), "")
-    targets = _layers(reader, "lora_target_modules")
-    stacked = parameters_of(reader, "lora_target_parameters")
-    if stacked and targets == ["all-linear"]:
-        reader.not_modelled({"lora_target_parameters": "beside all-linear, adapters of parameters are not counted"})
-    else:
-        targets += stacked
+    listed, targets = _targets(reader)
     if switch:  # TRL's own switch is use_peft: its default is none of a script that has another
         reader.ask("lora", switch, "-", "is on, and its script's own default is the rank")
+    elif reader.has(listed) and not targets:
+        named = ", ".join(map(str, reader.items(listed)))[:60]
+        reader.ask("lora", listed, named, f"names layers that memcalc does not know ({named})")
     else:
         reader.set("lora", f"{rank}:{','.join(targets)}" if targets else str(rank), key)
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
@@ -374,6 +365,16 @@ def _adapters(reader: ConfigReader) -> bool:
         wide = reader.flag("autocast_adapter_dtype")
         reader.set("adapter_dtype", "fp32" if wide else "bf16", "autocast_adapter_dtype")
     return bool(four or eight)
+
+
+def _targets(reader: ConfigReader) -> tuple[str, list[str]]:
+    """The key that names the layers with adapters, and those of them that memcalc knows."""
+    key = next((name for name in _TARGETS if reader.has(name)), _TARGETS[0])
+    targets, stacked = _layers(reader, key), parameters_of(reader, "lora_target_parameters")
+    if stacked and targets == ["all-linear"]:
+        reader.not_modelled({"lora_target_parameters": "beside all-linear, adapters of parameters are not counted"})
+        return key, targets
+    return key, [*targets, *stacked]
 
 
 def _layers(reader: ConfigReader, key: str) -> list[str]:

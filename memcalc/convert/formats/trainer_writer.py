@@ -368,7 +368,7 @@ def layer_names(job: ConfigJob, word: str, targets: Iterable[str]) -> list[str]:
 
     Refuses one whose name is not known: a list of names would go without it, and nobody would be told.
     """
-    tables = _tables()
+    tables = layer_tables()
     kind = job.spec.architecture if job.spec else ""
     names, listed = {**tables["usual"], **tables.get(kind, {})}, list(targets)
     job.require(job.fed == "text" or kind in tables, word, "what its class calls its layers is not known here")
@@ -385,6 +385,7 @@ def _scripts() -> dict[str, dict[str, str]]:
 
 
 @cache
-def _tables() -> dict[str, dict[str, Any]]:
+def layer_tables() -> dict[str, dict[str, Any]]:
+    """What classes call their layers, by memcalc's words for them; `usual` is what most do."""
     tables: dict[str, dict[str, Any]] = read_toml(files("memcalc.convert.formats") / "layers.toml")
     return tables

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from memcalc.convert.config import COMMITS, ConfigReader, Reference, shipped
 from memcalc.convert.formats.base import KeyTable, inner_document, key_table
-from memcalc.convert.formats.fsdp_config import NODE, set_checkpoints, set_loading
+from memcalc.convert.formats.fsdp_config import ALONE, NODE, set_checkpoints, set_loading
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",), "wo": ("o",),
+    "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("o",), "out_proj": ("o",), "wo": ("wo",),
     "query_key_value": ("qkv",), "qkv_proj": ("qkv",), "W_pack": ("qkv",), "c_attn": ("qkv",), "wqkv": ("qkv",),
-    "Wqkv": ("qkv",), "dense": ("o",), "c_proj": ("o", "down"),
+    "Wqkv": ("qkv",), "dense": ("dense",), "c_proj": ("o", "down"),
     "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",), "gate_up_proj": ("gate_up",),
     "fc1": ("up",), "fc2": ("down",), "c_fc": ("up",), "dense_h_to_4h": ("up",), "dense_4h_to_h": ("down",),
     "w1": ("gate",), "w2": ("down",), "w3": ("up",), "q_a_proj": ("q_a",), "q_b_proj": ("q_b",),
@@ -40,7 +40,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "in_proj_b": ("mixer_in",), "in_proj_a": ("mixer_in",),
 }  # fmt: skip
 """By the name of a layer, or the end of its path: which of memcalc's targets it is (PEFT 0.21, tuners/tuners_utils.py,
-check_target_module_exists). GPT-2's ``c_proj`` is in attention and in the MLP."""
+check_target_module_exists). GPT-2's ``c_proj`` is in attention and in the MLP; what ``wo`` and ``dense`` are is the
+model's to say."""
 _ALL = ("all", "all-linear")
 _GALORE = {"attn": ("attention",), "self_attn": ("attention",), "attention": ("attention",), "mlp": ("mlp",)}
 """Parts of a block's path that ``optim_target_modules`` matches (5.23 trainer_utils.py, check_target_module_exists)."""
@@ -53,7 +54,7 @@ _STORED = {
     r"gptq.*int4": "gptq-int4", r"gptq.*int8": "gptq-int8", r"(bnb|unsloth)-4bit": "nf4-dq", r"gptq|awq|aqlm|mxfp4": "",
 }  # fmt: skip
 """How a checkpoint's own name says that it is quantised; empty where that is no kind of storage that is counted."""
-STRATEGIES = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
+STRATEGIES = {"full_shard": 3, "shard_grad_op": 2, "no_shard": 3, "hybrid_shard": 3, "hybrid_shard_zero2": 2}
 """Items of ``fsdp`` before Transformers 5.0 (5.23 training_args.py, _apply_legacy_fsdp_to_config)."""
 _FSDP_HARMLESS = (
     "sync_module_states", "cpu_offload_pin_memory", "use_orig_params",
@@ -125,6 +126,7 @@ def set_lora(reader: ConfigReader, rank: int, key: str, all_linear: bool = False
     if all_linear or [str(name) for name in names] in ([name] for name in _ALL):
         reader.set("lora", f"{rank}:all-linear", key)
         return
+    reader.set("adapted_names", tuple(map(str, names)) if targets_of(names) else (str(reader.raw(key, "")),), key)
     if targets := targets_of(names) or targets_of_pattern(str(reader.raw(key, ""))):
         reader.set("lora", f"{rank}:{','.join(targets)}", key)
     else:
@@ -142,7 +144,7 @@ def set_dora(reader: ConfigReader, *, quantised: bool) -> None:
         reader.not_modelled({"use_dora": "outputs of a quantized base are in fp32 beside DoRA's magnitudes"})
 
 
-_BLOCKS = (
+BLOCKS = (
     "model.layers",
     "model.language_model.layers",
     "model.text_model.layers",
@@ -167,7 +169,7 @@ def targets_of_pattern(pattern: str) -> tuple[str, ...]:
             compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError):
         return ()
-    for blocks in _BLOCKS:
+    for blocks in BLOCKS:
         matches = {
             tuple(target for target, layer in _PATHS.items() if compiled.fullmatch(f"{blocks}.{number}.{layer}"))
             for number in (0, 3, 10, 27, 79)
@@ -229,8 +231,11 @@ def set_fsdp(
         reader.set("offload", ("params",), where[offload])
     if reader.flag(recomputed):
         set_checkpoints(reader, recomputed, version)
-    if "hybrid" in f"{strategy} {reshard}":
-        reader.set("dp_shard", NODE, resharded if "hybrid" in reshard else "fsdp")
+    alone, key = (reshard or strategy) == "no_shard", resharded if reshard in STRATEGIES else "fsdp"
+    if alone and version == 2:
+        raise reader.error(key, "no_shard", "must be full_shard or shard_grad_op: FSDP 1 alone has other strategies")
+    if alone or "hybrid" in f"{strategy} {reshard}":
+        reader.set("dp_shard", ALONE if alone else NODE, key)
     set_loading(reader, where["cpu_ram_efficient_loading"])
     reader.harmless(*(where[name] for name in _FSDP_HARMLESS))
 

@@ -26,7 +26,7 @@ from memcalc.convert.formats.verl_tuning import (
     set_model,
     set_sharded,
 )
-from memcalc.convert.objectives import ALGORITHMS, method_of_script, refuse_idle, refuse_method
+from memcalc.convert.objectives import ALGORITHMS, method_of_script, refuse_idle, refuse_library, refuse_method
 from memcalc.errors import ObjectiveError, cut
 
 KEYS = key_table("verl")
@@ -124,6 +124,8 @@ def _megatron(reader: ConfigReader) -> bool:
 
 def _refuse_others(reader: ConfigReader) -> None:
     """Refuse what trains otherwise than by FSDP and Megatron-LM, and engines that are not modelled."""
+    if reader.document.kind != "flags" and re.search(r"trainer_(split|async|pipeline)$", reader.document.path.stem):
+        refuse_library(reader.document.path.name, reader.document.path.stem, form="verl")
     other = next((name for name in _stated(reader) if name not in ("", "dp", "megatron", *TRAINERS)), "")
     if not other:  # of a config that it builds on, or of a group that is chosen
         bases = (name for name in _bases(reader) if not _MEGATRON.fullmatch(name))
@@ -228,13 +230,27 @@ def _rows(reader: ConfigReader, part: str, role: str = _ACTOR) -> tuple[int | No
     ranks //= VerlWorkers(reader).degree("tp", "pp", "cp") if _megatron(reader) else 1
     each = reader.integer(key := f"{part}_per_gpu", low=1)
     if each is None and (total := reader.integer(key := part, low=1)) is not None:
-        each = max(1, total // max(1, ranks // sharers))
+        each = None if _ranks_unknown(reader) else max(1, total // max(1, ranks // sharers))
     if each is None:
-        return None, f"{part}_per_gpu"
+        return None, part if reader.has(part) else f"{part}_per_gpu"
     if each % sharers:
         message = f"{sharers} ranks share {each} sequences: a rank is counted with {-(-each // sharers)} whole ones"
         reader.note("note", "MC004", key, message)
     return -(-each // sharers), key
+
+
+_RANKS = ("trainer.n_gpus_per_node", "trainer.nnodes")
+
+
+def _ranks_unknown(reader: ConfigReader) -> bool:
+    """Whether only a run knows how many ranks share the sequences of a batch."""
+    return any(split_key(key) in reader.document.unknown for key in _RANKS)
+
+
+def _ask_for_rows(reader: ConfigReader, option: str, key: str) -> None:
+    """Ask for the sequences of a micro-batch on one rank, and say why."""
+    shared = "is of all ranks, whose number is known only at run time"
+    reader.ask(option, key, "null", shared if reader.has(key) else "is not set, and verl has no default")
 
 
 def _batches(reader: ConfigReader) -> None:
@@ -259,7 +275,7 @@ def _batches(reader: ConfigReader) -> None:
     if rows is not None:
         reader.set("micro_batch", rows, key)
     else:
-        reader.ask("micro_batch", key, "null", "is not set, and verl has no default")
+        _ask_for_rows(reader, "micro_batch", key)
     _log_probs(reader, 0)
 
 
@@ -284,6 +300,8 @@ def _log_probs(reader: ConfigReader, budget: int) -> None:
         most, key = max(rows.values(), key=lambda part: part[0] or 0)
         if most is not None:
             reader.set("rl.logprob_batch", most, key)
+        elif reader.has(key):
+            _ask_for_rows(reader, "rl.logprob_batch", key)
         return
     tokens |= {key: count * _longest(reader) for count, key in rows.values() if count is not None}
     key = max(tokens, key=lambda name: tokens[name], default="")

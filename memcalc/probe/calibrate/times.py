@@ -6,7 +6,7 @@ Timed operations: efficiency by size, and from those of the sizes that jobs have
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +87,9 @@ class Stack:
 
 def stacked(parts: Sequence[Any], stages: int) -> Any:
     """Records of arrays as one record whose arrays have the jobs along the layout axis."""
-    if is_dataclass(parts[0]):
+    if isinstance(parts[0], tuple):
         made: Any = type(parts[0])
-        return made(**{f.name: stacked([getattr(p, f.name) for p in parts], stages) for f in fields(parts[0])})
+        return made(*(stacked(values, stages) for values in zip(*parts, strict=True)))
     arrays = [np.asarray(part, dtype=float) for part in parts]
     arrays = [array.reshape((1,) * 7) if array.ndim == 0 else array for array in arrays]
     wide = any(array.shape[1] > 1 for array in arrays)
@@ -209,7 +209,7 @@ class TimeFit:
         lookup = ConstantLookup({**self.shipped, **values})
         rates = [rates_by(lookup, job.gpu, job.grid) for job in self.jobs]
         # Each is a number, or a column over the one precision of its job
-        columns = {f.name: along(np.asarray(getattr(r, f.name)).item() for r in rates) for f in fields(Rates)}
+        columns = {name: along(np.asarray(getattr(r, name)).item() for r in rates) for name in Rates._fields}
         times = seconds(self.stack.work, self.stack.hardware, Rates(**columns))
         return np.asarray(np.log(times.step.reshape(-1) / self.measured))
 

@@ -173,15 +173,19 @@ def _optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
 # ------------------------------------------------------------------------------------------- selective recomputation
 
 
+def _contexts() -> Any:
+    """Return those of one forward, whose products are counted from the first: a compiler traces it twice."""
+    return create_selective_checkpoint_contexts(_policy())
+
+
 def _selective(block: nn.Module) -> None:
     """Checkpoint a block as torchtitan's selective recomputation of operators does."""
     forward = block.forward
 
     def run(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # Keyword arguments are bound to the function, as Transformers does it: they are no inputs of the checkpoint
-        contexts = partial(create_selective_checkpoint_contexts, _policy())
         return checkpoint(
-            lambda *inputs: forward(*inputs, **kwargs), hidden, *args, use_reentrant=False, context_fn=contexts
+            lambda *inputs: forward(*inputs, **kwargs), hidden, *args, use_reentrant=False, context_fn=_contexts
         )
 
     block.forward = run

@@ -92,7 +92,7 @@ def target_of(option: str, name: str, force: bool) -> Path:
     """Return the file that a chart goes to, checked before anything is computed."""
     if Path(name).suffix.lower() not in ENDINGS:
         raise InputError(option, name, f"must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
-    path = output_path(name, force)
+    path = output_path(name, force, option)
     if find_spec("matplotlib") is None:
         raise InputError(option, name, _ABSENT)
     return path

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from config_files import FOLDER, JOB, check, codes, config_of, read, there_and_back, words
-from hypothesis import HealthCheck, given, settings
+from drawing import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import memcalc
@@ -193,7 +194,7 @@ PLANS = st.fixed_dictionaries(
 
 
 @given(plan=PLANS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_there_and_back(tmp_path: Path, plan: dict[str, Any]) -> None:
     """What the YAML cannot say stands beside: batches, what the script loads, and recomputation outside of FSDP."""
     plan = {key: value for key, value in plan.items() if not (key in {"tp", "cp"} and value == 1)}

@@ -12,7 +12,8 @@ from typing import Any
 import finetuning
 import pytest
 import yaml
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.convert.formats import get_format, render_config
@@ -194,6 +195,7 @@ def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
         ("bf16: full", "bf16"),  # not in the schema any more
         ("optimizer: adamw_bnb_8bits", "adamw_bnb_8bit"),
         ("attn_implementation: flash_attention_4", "flash_attention_2"),
+        ("attn_implementation: flash_Attention_2", "flash_attention_2"),
         ("adapter: mora", "adapter"),
         ("load_in_4bit: true", "load_in_4bit"),
         ("adapter: qlora\nlora_r: 8", "load_in_4bit"),
@@ -376,7 +378,7 @@ def _adapters(draw: st.DrawFn, fields: dict[str, Any], sharded: bool) -> dict[st
 
 
 @given(plans())
-@settings(max_examples=30, deadline=None)
+@drawn(30)
 def test_what_is_written_reads_back_as_the_same_job(words: dict[str, Any]) -> None:
     try:
         before = finetuning.resolved(**words)

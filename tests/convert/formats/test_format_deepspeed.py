@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from config_files import FOLDER, JOB, check, codes, config_of, defaults, read, there_and_back, words
-from hypothesis import HealthCheck, given, settings
+from drawing import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import memcalc
@@ -228,7 +229,7 @@ PLANS = st.fixed_dictionaries(
 
 
 @given(plan=PLANS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_there_and_back(tmp_path: Path, plan: dict[str, Any]) -> None:
     if plan["optimizer"].startswith("sgd"):  # DeepSpeed takes torch's, which is multi-tensor
         plan["optimizer_impl"] = "foreach"

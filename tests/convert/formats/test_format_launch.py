@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.convert.config import Config
@@ -670,7 +671,7 @@ def test_a_job_that_does_not_fit_is_edited_where_its_variables_are_set(tmp_path:
     st.permutations(["--rdzv_backend c10d", "--standalone", "--tee 3", "--max-restarts=0"]),
     st.sampled_from(["", "srun -N 3 -l ", "nohup ", "env A=1 "]),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_options_in_any_order(nodes: int, each: int, others: list[str], lead: str) -> None:
     options = [f"--nnodes={nodes}", f"--nproc_per_node {each}", *others]
     launch = launch_of(read_script(f"{lead}torchrun {' '.join(options)} t.py --x 1\n").commands[0])

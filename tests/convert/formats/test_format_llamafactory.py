@@ -15,7 +15,7 @@ import finetuning
 import pytest
 
 from memcalc.convert.formats.base import key_table
-from memcalc.errors import IdleError, InputError, MissingError
+from memcalc.errors import IdleError, InputError, MissingError, ObjectiveError
 
 HERE = finetuning.CONFIGS / "llamafactory"
 SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "llamafactory.json").read_text())["fields"]
@@ -34,7 +34,6 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
     "qwen3-qlora": ({**LORA, "quantize": "nf4-dq", "strategy.prepare_kbit": None}, []),
     "qwen3-full-ds3": (FULL, []),
     "fsdp-qlora": ({**LORA, "quantize": "nf4-dq"}, []),
-    "badam": ({"weights": "bf16", "mixed": "no", "lora": None}, [("MC002", "use_badam")]),
     "galore": (
         {
             "weights": "bf16",
@@ -47,7 +46,6 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         },
         [],
     ),
-    "llama-pro-freeze": (FULL, [("MC002", "finetuning_type"), ("MC002", "use_llama_pro")]),
     "oft": ({"lora": None, "weights": "bf16"}, []),
     "gptq": ({**LORA, "quantize": None}, []),
     "pretrain": ({**LORA, "varying_lengths": False}, []),  # stage pt packs
@@ -57,8 +55,30 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
 }
 
 
+REFUSED = {
+    "badam": "use_badam True, with which one block",
+    "llama-pro-freeze": "finetuning_type freeze, with which some",
+}
+"""Examples that train another part of the model than is counted."""
+
+
 def test_every_example_has_its_expectation() -> None:
-    assert {path.stem for path in HERE.glob("*.yaml")} == set(EXPECTED)
+    assert {path.stem for path in HERE.glob("*.yaml")} == {*EXPECTED, *REFUSED}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_examples_that_train_parts_of_the_model_are_refused_by_their_key(name: str) -> None:
+    with pytest.raises(ObjectiveError, match=REFUSED[name]):
+        finetuning.read(HERE / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("key", sorted(key_table("llamafactory").tables["refused"]))
+def test_what_makes_another_job_of_a_file_is_refused_where_it_is_on(key: str) -> None:
+    config = f"model_name_or_path: x\ntemplate: y\ndo_train: true\n{key}: "
+    with pytest.raises((ObjectiveError, MissingError), match=key):
+        finetuning.read_text(f"{config}{'freeze' if key == 'finetuning_type' else 'true'}\n")
+    if key not in ("finetuning_type", "use_mca"):
+        assert finetuning.said(finetuning.read_text(f"{config}false\n"))["seq_len"] == 2048
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

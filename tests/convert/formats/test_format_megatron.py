@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
@@ -412,7 +413,7 @@ KINDS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     values=st.dictionaries(st.sampled_from(sorted(KNOWN)), KINDS, max_size=6), kind=st.sampled_from(("flags", "yaml"))
 )
@@ -603,7 +604,7 @@ def job_words(drawn: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return words, fields
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(drawn=WORDS)
 def test_what_is_written_reads_as_the_same_job(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)
@@ -704,7 +705,7 @@ def test_a_graph_of_the_whole_pass_is_written_as_megatron_asks_for_it() -> None:
 
 def test_what_is_assumed_of_the_experts_stands_beside_the_flags() -> None:
     """No flag says how uneven the tokens are, so the line that checks the flags does."""
-    found = memcalc.plan(**{**EXPERTS, "expert_imbalance": 1.5}, top=1)
+    found = memcalc.plan(**{**EXPERTS, "expert_imbalance": 1.5}, top=1, advice=False)
     done = exported(saved_plan(found), "megatron")
     assert "--expert-imbalance 1.5" in done.check
 
@@ -756,7 +757,7 @@ def test_all_its_flags_are_known() -> None:
     assert set(KEYS.not_modelled) <= KNOWN
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(drawn=WORDS)
 def test_its_parser_takes_what_is_written(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)

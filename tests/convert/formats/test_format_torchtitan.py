@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawing import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,7 +222,7 @@ KINDS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(values=st.dictionaries(st.sampled_from(sorted(CURRENT | set(REMOVED))), KINDS, max_size=6))
 def test_whatever_stands_in_a_file_it_is_read_or_refused(values: dict[str, Any]) -> None:
     data = nested(values)
@@ -527,7 +528,7 @@ def test_float8_is_written_under_a_heading_of_its_own(fields: dict[str, Any], ta
     assert {name: found[name] for name in fields} == fields
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 @given(drawn=WORDS)
 def test_what_is_written_reads_as_the_same_job(drawn: dict[str, Any]) -> None:
     words, fields = job_words(drawn)

@@ -13,7 +13,8 @@ from typing import Any
 import finetuning
 import pytest
 import yaml
-from hypothesis import given, settings
+from drawing import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.convert.document import parse_document
@@ -177,7 +178,7 @@ TEXTS = st.sampled_from(["1", "true", "text", "2.5", "${a}", "${b.c}", "x-${a}-$
 
 @pytest.mark.parser
 @given(st.dictionaries(st.sampled_from(["k", "l", "m"]), TEXTS, max_size=3), TEXTS)
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_interpolations_are_omegaconfs(table: dict[str, str], inner: str) -> None:
     """What OmegaConf resolves, we resolve to the same; what it cannot, we leave open."""
     omegaconf = pytest.importorskip("omegaconf", reason="pip install --no-deps omegaconf antlr4-python3-runtime==4.9.3")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from config_files import FOLDER, JOB, check, codes, config_of, defaults, read, there_and_back, words
-from hypothesis import HealthCheck, given, settings
+from drawing import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import memcalc
@@ -492,7 +493,7 @@ def resolved(plan: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @given(plan=PLANS)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_there_and_back(tmp_path: Path, plan: dict[str, Any]) -> None:
     words_of = resolved(plan)
     if words_of is None:
@@ -613,7 +614,7 @@ def test_what_is_written_trains(strategy: dict[str, Any], tmp_path: Path, monkey
     )
     plans = memcalc.plan(
         model="config.json", gpu="h100", gpus=2, framework="ddp", offload="none", seq_len=32, micro_batch=2,
-        global_batch=8, top=1, **strategy,
+        global_batch=8, top=1, **strategy, advice=False,
     )  # fmt: skip
     done = exported(saved_plan(plans))
     for path, text in done.files.items():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import finetuning
 import pytest
 from command_lines import keywords
 from config_files import config_of
 
 import memcalc
-from memcalc.errors import CombinationError
+from memcalc.errors import CombinationError, InputError
 from memcalc.handoff import exported
 from memcalc.handoff.saved import estimate_of, saved_plan
 from memcalc.preflight import check
@@ -59,6 +60,14 @@ READ = [
         "  fsdp_sharding_strategy: NO_SHARD\n"), {"zero": 3}, 16),
     ("accelerate", ("distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n"
         "  fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\n"), {"zero": 2}, 2),
+    ("axolotl", ("base_model: meta-llama/Meta-Llama-3-8B\nmicro_batch_size: 1\nfsdp: [no_shard, auto_wrap]\n"
+        "fsdp_config:\n  offload_params: false\n"), {"zero": 3, "framework": "hf"}, 16),
+    ("llamafactory", ("model_name_or_path: meta-llama/Meta-Llama-3-8B\ntemplate: llama3\ndo_train: true\n"
+        "fsdp: no_shard\nfsdp_config: {fsdp_version: 1}\n"), {"zero": 3, "framework": "hf"}, 16),
+    ("foundry", ("model: {name: hf_causal_lm, pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}\n"
+        "train_loader: {name: text}\noptimizer: {name: decoupled_adamw}\nmax_duration: 1ba\n"
+        "fsdp_config: {sharding_strategy: NO_SHARD, activation_checkpointing: true}\n"),
+        {"zero": 3, "framework": "fsdp1", "checkpoint": "reentrant-inside"}, 16),
     ("accelerate", ("distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\nfsdp_config:\n  fsdp_version: 2\n"
         "parallelism_config:\n  parallelism_config_dp_replicate_size: 4\n"
         "  parallelism_config_dp_shard_size: 4\n"), {"zero": 3}, 4),
@@ -84,6 +93,17 @@ def test_what_is_said_is_read(form: str, text: str, found: dict[str, Any], repli
     assert answer.estimate.strategy.dp_replicate == replicas
     assert {name: getattr(answer.estimate.strategy, name) for name in found} == found
     assert not [one for file in answer.files for one in file.findings if "replicate" in one.field]
+
+
+def test_fsdp_2_has_no_strategy_that_shards_nothing() -> None:
+    text = "model_name_or_path: x\ntemplate: llama3\nfsdp: no_shard\nfsdp_config: {fsdp_version: 2}\n"
+    with pytest.raises(InputError, match="full_shard or shard_grad_op"):
+        finetuning.read_text(text)
+
+
+def test_fsdp_1_names_what_it_has_for_stage_0() -> None:
+    with pytest.raises(CombinationError, match="--dp-replicate"):
+        memcalc.estimate(model="llama-3.2-1b", gpu="h100", gpus=8, framework="fsdp1", zero=0)
 
 
 def test_torchtitans_replicas_without_shards_are_ddp(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shallow import shallow
 
 from memcalc import catalog, check
 from memcalc.convert.formats.base import ConfigJob
@@ -14,7 +15,7 @@ from memcalc.convert.formats.tuning import targets_of, targets_of_pattern
 from memcalc.errors import CombinationError, MissingError
 from memcalc.frameworks import habits_of
 from memcalc.planner.adapted_layers import resolved_targets
-from memcalc.specs.adapters import Lora
+from memcalc.specs.adapters import Lora, in_class
 from memcalc.specs.model import Model
 from memcalc.specs.strategy import Strategy
 from memcalc.terms.adapters import block_adapters
@@ -33,7 +34,7 @@ def job_of(spec: Model) -> ConfigJob:
     return ConfigJob(spec.name, "h100", 1, 1, 512, 1, 1, Strategy(), spec=spec)
 
 
-def trainable(peft: Any, spec: Model, names: list[str]) -> int:
+def trainable(peft: Any, spec: Model, names: list[str] | str) -> int:
     """What PEFT makes trainable of the model's own class, on the meta device."""
     import torch
     import transformers
@@ -49,7 +50,7 @@ def trainable(peft: Any, spec: Model, names: list[str]) -> int:
 @pytest.mark.parametrize("name", DENSE)
 def test_the_names_of_a_class_find_the_layers_that_are_counted(name: str) -> None:
     peft = pytest.importorskip("peft")
-    spec = catalog.model(name)
+    spec = shallow(catalog.model(name))
     spec = spec.model_copy(update={"hf_config": {**spec.hf_config, "attn_implementation": "eager"}})
     every = resolved_targets(Lora(rank=RANK, targets=("all-linear",)), spec, habits_of("hf"))
     for targets in (every, every[:1], every[-1:], every[1:-1]):
@@ -59,6 +60,7 @@ def test_the_names_of_a_class_find_the_layers_that_are_counted(name: str) -> Non
         assert trainable(peft, spec, names) == counted, names
         read = targets_of(names)
         assert read is not None
+        read = in_class(read, spec.architecture)
         assert set(resolved_targets(Lora(rank=RANK, targets=read), spec, habits_of("hf"))) == set(resolved)
 
 
@@ -139,3 +141,35 @@ def test_a_file_that_is_given_is_the_one_that_a_script_names(tmp_path: Path) -> 
         check([str(script)], gpu="h100")
     given = check([str(script), str(tmp_path / "ds.json")], gpu="h100").estimate
     assert (given.strategy.zero, given.strategy.framework) == (2, "deepspeed")
+
+
+PATTERN = r"model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj"
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "listed", "kept"),
+    [
+        ("LiquidAI/LFM2-1.2B", "lfm2-1.2b", PATTERN, "8:q,k,v"),
+        ("LiquidAI/LFM2-1.2B", "lfm2-1.2b", ["q_proj", "o_proj", "gate_proj"], "8:q"),
+        ("LiquidAI/LFM2-1.2B", "lfm2-1.2b", ["q_proj", "out_proj", "w1"], "8:q,o,gate,mixer_out"),
+        ("LiquidAI/LFM2-1.2B", "lfm2-1.2b", r"model.layers.\d+.(feed_forward.w[13]|self_attn.q_proj)", "8:gate,up,q"),
+        ("tiiuae/falcon-7b", "falcon-7b", ["query_key_value", "dense", "q_proj"], "8:qkv,o"),
+        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini-3.8b", ["qkv_proj", "gate_proj", "down_proj"], "8:qkv,down"),
+        ("meta-llama/Llama-3.2-1B", "llama-3.2-1b", ["q_proj", "gate_proj"], "8:q,gate"),
+    ],
+)
+def test_names_that_a_class_has_not_get_no_adapter(
+    base: str, name: str, listed: list[str] | str, kept: str, tmp_path: Path
+) -> None:
+    """Axolotl's example of LFM2-8B lists Llama's names by a pattern: PEFT adapts queries, keys and values alone."""
+    peft = pytest.importorskip("peft")
+    path = tmp_path / "a.yaml"
+    text = listed if isinstance(listed, list) else f"'{listed}'"
+    path.write_text(f"base_model: {base}\nadapter: lora\nlora_r: {RANK}\nlora_target_modules: {text}\nbf16: true\n")
+    lora = check([str(path)], gpu="h200", gpus=1, seq_len=128, micro_batch=1).estimate.strategy.lora
+    assert lora == kept
+    spec = catalog.model(name)
+    spec = spec.model_copy(update={"hf_config": {**spec.hf_config, "attn_implementation": "eager"}})
+    resolved = resolved_targets(Lora(rank=RANK, targets=tuple(kept[2:].split(","))), spec, habits_of("hf"))
+    counted = sum(group.count * sum(block_adapters(group.block, RANK, resolved)) for group in spec.groups)
+    assert trainable(peft, spec, listed) == counted
