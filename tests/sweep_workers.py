@@ -36,3 +36,9 @@ def never_starts(_: Task) -> tuple[float, list[Row]]:
     """Stand for a task that lasts until its parent is gone."""
     time.sleep(600)
     return 0.0, []
+
+
+def paused() -> int:
+    """Return this process's number, late enough for a second task to start a process of its own."""
+    time.sleep(1)
+    return os.getpid()

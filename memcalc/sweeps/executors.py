@@ -78,10 +78,10 @@ class _Processes:
 
     def __init__(self, processes: int) -> None:
         self.width = processes
-        self.executor: Executor = self._started()
+        self.executor: ProcessPoolExecutor = self._started()
 
     def restart(self) -> None:
-        self.executor.shutdown(wait=True, cancel_futures=True)
+        _end(self.executor)
         self.executor = self._started()
 
     def _started(self) -> ProcessPoolExecutor:
@@ -90,7 +90,7 @@ class _Processes:
             try:
                 pool.submit(os.getpid).result()
             except BrokenProcessPool:
-                pool.shutdown(wait=True, cancel_futures=True)
+                _end(pool)
             else:
                 return pool
         raise InputError(
@@ -98,6 +98,18 @@ class _Processes:
             self.width,
             "no further process could be started; a script must call memcalc.sweep below `if __name__ == '__main__':`",
         )
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """End a broken pool and all of its processes.
+
+    The pool's own thread ends the processes that it knows when one dies, then waits for every one of them: also for
+    one that a submission starts meanwhile, which it has not ended and which waits for work for ever
+    (CPython 3.11, concurrent/futures/process.py, `terminate_broken` and `join_executor_internals`).
+    """
+    for process in list((pool._processes or {}).values()):  # noqa: SLF001 - as Python 3.14's `kill_workers` does
+        process.kill()
+    pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _Dask:

@@ -11,7 +11,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from memcalc.errors import InputError, MemcalcError
 from memcalc.journal import SUFFIX as JOURNAL
 from memcalc.journal import Progress
 from memcalc.sweeps import space as spaces
+from memcalc.sweeps.executors import backend_for
 from memcalc.sweeps.rows import COLUMNS, rows_of
 from memcalc.sweeps.space import space_of
 
@@ -538,6 +542,29 @@ def test_a_worker_that_dies_once_costs_no_row(
     memcalc.sweep(path, jobs=2, output=tmp_path / "t.csv")
     assert (tmp_path / "flag").exists()
     assert (tmp_path / "t.csv").read_bytes() == expected
+
+
+@DYING
+def test_a_process_that_outlives_its_pool_is_ended() -> None:
+    """A process started while the pool ends the others waits for work for ever, and the pool for it."""
+    with backend_for(2, None, 2) as backend:
+        pool = backend.executor
+        assert isinstance(pool, ProcessPoolExecutor)
+        pids = {future.result() for future in [pool.submit(sweep_workers.paused) for _ in range(2)]}
+        processes = list(pool._processes.values())
+        assert {process.pid for process in processes} == pids  # both were started
+        processes[1].terminate = lambda: None  # type: ignore[method-assign]  # as one that the pool does not know yet
+        waiting = pool.submit(sweep_workers.paused)
+        os.kill(processes[0].pid or 0, signal.SIGKILL)
+        with pytest.raises(BrokenProcessPool):
+            waiting.result()
+        restart = threading.Thread(target=backend.restart, daemon=True)
+        restart.start()
+        restart.join(60)
+        stuck = restart.is_alive()
+        processes[1].kill()  # so that a failure ends too
+        restart.join()
+    assert not stuck
 
 
 @pytest.mark.slow
