@@ -24,10 +24,12 @@ APART = {"trace", "test_caches.py"}
 """Folders and files whose tests are about executions themselves: there each job makes its own."""
 MOST = 2000
 """Templates that are kept, of some 50 KB each."""
+CLOSED = {"test_screens.py", "test_page.py", "test_pages.py"}
+"""Files whose tests are about how an answer is shown: the ledger's sum of what is reserved stands for the replay."""
 
 _step_events, _new_cache = stage_peaks.step_events, TraceCache.__init__
 _templates: dict[tuple[Any, ...], Any] = {}
-_alone = False
+_alone = _closed = False
 
 
 class Events:
@@ -57,12 +59,19 @@ class Events:
         ]
         return hash((census.model.model_dump_json(), grid, *place, self.observed, *terms))
 
+    def closed(self) -> int:
+        """What the ledger says that they reserve [bytes]."""
+        census, ledger, stage, *_ = self.asked
+        return stage_peaks.at_stage(ledger.reserved(), stage, census.grid.num_stages)
+
 
 def once(play: Callable[..., int | None]) -> Callable[..., int | None]:
     """A replay with what it found before, which holds for each bound; where it ended early, for each lower one."""
     known: dict[tuple[int, ...], tuple[int, int | None]] = {}
 
     def reserved(events: Events, most: int, *capacity: int) -> int | None:
+        if _closed and (least := events.closed()) <= most:
+            return least
         key = events.key()
         if key is None or _alone:
             return play(events, most, *capacity)
@@ -92,6 +101,6 @@ def remember() -> None:
 
 
 def for_test_in(path: Path) -> None:
-    """The next test stands in a file: in some, nothing of an earlier one is taken."""
-    global _alone  # noqa: PLW0603 -- of the process, as what is remembered
-    _alone = not APART.isdisjoint(path.parts)
+    """The next test stands in a file: in some, nothing of an earlier one is taken, in others nothing is replayed."""
+    global _alone, _closed  # of the process, as what is remembered
+    _alone, _closed = not APART.isdisjoint(path.parts), path.name in CLOSED

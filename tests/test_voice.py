@@ -36,7 +36,8 @@ def told(tree: ast.AST) -> Iterator[ast.Constant]:
 def worn(text: str, phrases: tuple[str, ...] = WORN) -> list[str]:
     """Return the phrases of a list that a text has."""
     spaced = " ".join(text.lower().split())
-    return [phrase for phrase in phrases if re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", spaced)]
+    has = (phrase for phrase in phrases if phrase in spaced)  # an expression is a hundred times slower
+    return [phrase for phrase in has if re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", spaced)]
 
 
 def test_strings_are_plain() -> None:

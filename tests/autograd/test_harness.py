@@ -155,7 +155,7 @@ SEVEN = {
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"recompute": "full", "optimizer": "fused"}, 15344.1),
+        pytest.param({"recompute": "full", "optimizer": "fused"}, 15344.1, marks=pytest.mark.slow),
         pytest.param({}, 21537.5, marks=pytest.mark.slow),
         pytest.param({"recompute": "full"}, 16066.7, marks=pytest.mark.slow),
         pytest.param({"recompute": "full", "reshard": False}, 24203.9, marks=pytest.mark.slow),

@@ -133,7 +133,7 @@ def filled(*streams: int) -> None:
 @pytest.mark.parametrize("broken", [shut, filled], ids=["closed", "full"])
 def test_sentences_that_nobody_can_read_change_no_exit_code(broken: Callable[..., None], tmp_path: Path) -> None:
     """Python's own 1 would say of wrong input, and of a plan that is saved, that it does not fit."""
-    saved = ("plan", *JOB, "--gpus", "1", "--save", str(tmp_path / "plan.json"))
+    saved = ("plan", *PINNED, "--save", str(tmp_path / "plan.json"))
     for words, code in (("estimate", "--model", "nothing", "--gpu", "h100"), 2), (saved, 0):
         assert run(*words, before=lambda: broken(2)).returncode == code
     assert (tmp_path / "plan.json").is_file()

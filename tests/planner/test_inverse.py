@@ -478,7 +478,9 @@ def test_unequal_stages_are_open_to_the_inverse_questions() -> None:
 
 def test_an_answer_computes_no_more_blocks_again_than_a_stage_has() -> None:
     """94 blocks, embedding and loss are 6 a stage over 16 and 3 over 32: Megatron-LM counts within each stage."""
-    found = memcalc.smallest("gpus", model="qwen3-235b-a22b", gpu="h200", framework="megatron", offload="none")
+    found = memcalc.smallest(
+        "gpus", model="qwen3-235b-a22b", gpu="h200", framework="megatron", offload="none", micro_batch=1
+    )
     assert found.best is not None
     strategy = found.best.strategy
     kind, _, count = strategy.recompute.partition("-")

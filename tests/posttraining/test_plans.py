@@ -15,6 +15,8 @@ from memcalc.cli.app import app
 from memcalc.errors import InputError, MissingError
 from memcalc.posttraining.frameworks import TOOLKITS
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 if TYPE_CHECKING:
     from memcalc.results.posttraining import Rl, RlPlans
 

@@ -75,6 +75,7 @@ def test_unpadded_runs_fit_up_to_the_lengths_that_one_data_set_has() -> None:
     assert means["rl134-101"] == means["rl134-100"]  # the one that ran out, and the one that did not
 
 
+@pytest.mark.slow
 def test_a_release_that_was_not_read_has_no_answer() -> None:
     assert {run.id for run in runs() if ran_answer(run.id) is None} == {"rl175", "rl175-flash"}
 

@@ -19,6 +19,8 @@ from memcalc.specs.runs import Run
 from memcalc.units import GIB, parse_bytes
 from memcalc.validation import predict
 
+pytestmark = pytest.mark.usefixtures("answers_once")
+
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "docs" / "examples" / "preflight"
 PAGE = ROOT / "docs" / "preflight.md"

@@ -200,12 +200,12 @@ PUMPED = (
 
 
 def test_a_log_of_one_thing_over_and_over_takes_a_time_that_grows_with_its_length() -> None:
-    """Four megabytes of each in one line, in a process with a bound on its processor time; squares take hours."""
+    """Two megabytes of each in one line, in a process with a bound on its processor time; squares take hours."""
     program = (
-        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (10, 10))\n"
         "from memcalc.probe.triage.engine_lines import engine_lines, is_engine_log\n"
         f"for text in {PUMPED!r}:\n"
-        "    log = text * ((4 << 20) // len(text)) + ' Available KV cache memory: 5 GiB'\n"
+        "    log = text * ((2 << 20) // len(text)) + ' Available KV cache memory: 5 GiB'\n"
         "    assert is_engine_log(log) and engine_lines(log).figures\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=300, check=False).returncode == 0

@@ -395,8 +395,16 @@ def test_deepspeed_refuses_what_it_would_not_do(zero: int, tier: str) -> None:
     assert zero not in {plan.strategy.zero for plan in plans}
 
 
-@pytest.mark.parametrize("tier", ["cpu", "nvme", "cxl"])
-@pytest.mark.parametrize("framework", ["fsdp2", "deepspeed"])
+@pytest.mark.parametrize(
+    ("framework", "tier"),
+    [
+        *(("deepspeed", "cpu"), ("deepspeed", "nvme"), ("fsdp2", "cxl")),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (("deepspeed", "cxl"), ("fsdp2", "cpu"), ("fsdp2", "nvme"))
+        ),
+    ],
+)
 def test_search_agrees_with_a_loop_on_small_nodes(framework: str, tier: str) -> None:
     """Strategies that fit, counted one by one, on a node whose memories hold some of them."""
     chip, spec = catalog.gpu("h100"), load_model("llama-2-7b")

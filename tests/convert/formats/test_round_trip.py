@@ -32,8 +32,8 @@ pytestmark = pytest.mark.usefixtures("answers_once")
 
 MODELS = ("llama-3-8b", "llama-3-8b", "llama-3-8b", "llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "qwen2.5-0.5b")
 """Presets that are drawn; the first is one that every framework names."""
-DRAWN = [pytest.param(6, 1, id="some"), pytest.param(16, 3, id="many", marks=pytest.mark.slow)]
-"""Plans that are drawn for each format, and how many of them at least it must be able to say."""
+DRAWN = [pytest.param(6, 1, 3, id="some"), pytest.param(14, 3, 14, id="many", marks=pytest.mark.slow)]
+"""Plans that are drawn for each format, and how many of them it must be able to say, at least and at most."""
 ORDINARY = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "micro_batch": 1, "offload": "none", "recompute": "none"}
 
 
@@ -131,8 +131,8 @@ def _takes(to: str, job: ConfigJob) -> bool:
 
 
 @pytest.mark.parametrize("to", WRITABLE)
-@pytest.mark.parametrize(("examples", "needed"), DRAWN)
-def test_what_is_exported_and_checked_is_the_plan(to: str, examples: int, needed: int) -> None:
+@pytest.mark.parametrize(("examples", "needed", "enough"), DRAWN)
+def test_what_is_exported_and_checked_is_the_plan(to: str, examples: int, needed: int, enough: int) -> None:
     accepted: list[SavedPlan] = []
     frameworks = frameworks_of(to)
 
@@ -140,7 +140,7 @@ def test_what_is_exported_and_checked_is_the_plan(to: str, examples: int, needed
     @given(data=st.data())
     def one(data: st.DataObject) -> None:
         saved = drawn(data, data.draw(st.sampled_from(frameworks), "framework"))
-        if saved is None:
+        if saved is None or len(accepted) == enough:
             return
         with TemporaryDirectory() as folder:
             try:
