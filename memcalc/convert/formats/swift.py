@@ -182,8 +182,8 @@ def _adapter(reader: ConfigReader, key: str) -> bool:
     everything = not regex and ("all-linear" in names or not names)
     set_lora(reader, rank, "target_regex" if regex else "target_modules", everything, "target_parameters")
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
-    if "all-embedding" in names:
-        reader.not_modelled({"target_modules": "adapters of the embedding are not counted"})
+    if beside := sorted(names - {"all-linear"}) if everything else names & {"all-embedding"}:
+        reader.not_modelled({"target_modules": f"beside it, adapters of {', '.join(beside)} are not counted"})
     if reader.items("modules_to_save"):
         set_also_trained(reader, "modules_to_save")
     if dtype := reader.one_of("lora_dtype", _DTYPES):

@@ -144,6 +144,14 @@ def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
     assert {word: found.get(word) for word in words} == words
 
 
+def test_layers_beside_all_linear_ones_are_named() -> None:
+    """tuner.py, get_target_modules, adds them to what it finds; they counted for nothing, and nothing said so."""
+    config = finetuning.read_text("model: x\ntuner_type: lora\ntarget_modules: [all-linear, embed_tokens, lm_head]\n")
+    (finding,) = [finding for finding in config.findings if finding.field == "target_modules"]
+    assert (finding.code, "adapters of embed_tokens, lm_head" in finding.message) == ("MC002", True)
+    assert finetuning.said(config)["lora"] == "8:all-linear"
+
+
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
