@@ -249,7 +249,9 @@ class ArgumentSource:
         """`swift sft FILE --flags`, or flags alone."""
         match = _SWIFT.search(self.launch.script)
         command = match["command"] if match else self.launch.script
-        tokens = list(self.launch.arguments)
+        fsdp, written = _valued(self.launch.arguments, "--fsdp"), {Path(file.name): file for file in self.script.files}
+        table = written[Path(fsdp.text)].text if fsdp and Path(fsdp.text) in written else fsdp
+        tokens = [table if table and token is fsdp else token for token in self.launch.arguments]
         config = _positional(tokens, sure=True)
         flags = self._document([Token("--command"), Token(command), *(tokens[1:] if config else tokens)])
         if config is None:

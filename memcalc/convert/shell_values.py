@@ -277,6 +277,28 @@ def status_of(holds: bool | None) -> Status:
     return "maybe" if holds is None else "yes" if holds else "no"
 
 
+_ASSIGNED = re.compile(r"(?:-[ex]|--env=|--export=)?(?P<pairs>(?:[A-Za-z_]\w*,)*[A-Za-z_]\w*=.*)", re.DOTALL)
+
+
+def assigned(tokens: Iterable[Token]) -> dict[str, Token]:
+    """Variables that the words before a command set for it, by name, as the options of what runs it have them.
+
+    Words of env and sudo; -e and --env of docker, --env of Apptainer and --export of srun with several between commas,
+    -x of mpirun. A name alone is handed on as it is.
+    """
+    variables: dict[str, Token] = {}
+    for token in tokens:
+        if match := _ASSIGNED.fullmatch(token.text):
+            at = match.start("pairs")
+            for pair in re.split(r"(?<=,)(?=[A-Za-z_]\w*(?:=|,|$))", match["pairs"]):
+                name, equals, value = pair.removesuffix(",").partition("=")
+                begin = at + len(name) + 1
+                if equals:
+                    variables[name] = Token(value, token.positions[begin : begin + len(value)], token.unknown)
+                at += len(pair)
+    return variables
+
+
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|' + MARK)
 
 

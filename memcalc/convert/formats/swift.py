@@ -9,6 +9,7 @@ _init_mixed_precision).
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -113,11 +114,16 @@ def _share_sequences(reader: ConfigReader, algorithm: object) -> None:
 
 
 def _with_presets(document: Document) -> Document:
-    """Put the table of FSDP 2 that ms-swift has by name in its place."""
-    if not isinstance(document.data, dict) or document.data.get("fsdp") != "fsdp2":
+    """Put what --fsdp names, or has as JSON, in its place (sft_args.py, _init_fsdp)."""
+    stated = document.data.get("fsdp") if isinstance(document.data, dict) else None
+    table: Any = {"fsdp_config": _KEYS.tables["fsdp2"]} if stated == "fsdp2" else None
+    if isinstance(stated, str) and stated.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            table = json.loads(stated)
+    if not isinstance(table, dict):
         return document
-    table = {"fsdp": "full_shard auto_wrap", "fsdp_config": _KEYS.tables["fsdp2"]}
-    return replace(document, data={**document.data, **table})
+    inner = {"fsdp": table.get("fsdp", "full_shard auto_wrap"), "fsdp_config": table.get("fsdp_config", {})}
+    return replace(document, data={**document.data, **inner})
 
 
 def _refuse_parts(reader: ConfigReader) -> None:
@@ -245,6 +251,8 @@ def _engine(reader: ConfigReader) -> str:
         reader.refer("deepspeed", "deepspeed", document=_inline(reader, name))
     elif name:
         reader.refer("deepspeed", "deepspeed", path=reader.text("deepspeed"))
+    if unknown := reader.document.unknown.get(("fsdp",), ""):
+        reader.ask("zero", "fsdp", unknown)
     listed = [str(item).lower() for item in reader.items("fsdp") if str(item).lower() not in ("false", "")]
     if not listed or listed[0].endswith(".json"):
         if listed:
