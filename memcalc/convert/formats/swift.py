@@ -305,7 +305,7 @@ def _checkpointing(reader: ConfigReader, engine: str) -> None:
 
 
 def _kernels(reader: ConfigReader, algorithm: str) -> None:
-    """Liger's fused loss gives way to the one that weighs tokens (seq2seq_trainer.py, compute_loss)."""
+    """Liger's fused loss gives way to any other (seq2seq_trainer.py, compute_loss)."""
     kernel = reader.one_of("attn_impl", _ATTENTION, "")
     if kernel == "flex":
         reader.not_modelled({"attn_impl": "it counts as a fused kernel"})
@@ -313,7 +313,12 @@ def _kernels(reader: ConfigReader, algorithm: str) -> None:
         set_kernel(reader, kernel, "attn_impl")
     liger = bool(reader.flag("use_liger_kernel"))
     scale = set(reader.text("loss_scale", "default").split("+"))
-    weighted = bool(reader.flag("enable_dft_loss")) or bool(reader.flag("enable_channel_loss")) or not scale <= _BINARY
+    weighted = (
+        any(reader.flag(name) for name in ("enable_dft_loss", "enable_channel_loss"))
+        or bool(reader.number("label_smoothing_factor", 0.0))
+        or not scale <= _BINARY
+        or (not algorithm and reader.has("loss_type"))
+    )
     reader.set("kernels", "fused" if liger else "model", "use_liger_kernel")
     reader.set("loss", "fused-linear" if liger and not weighted else "standard", "use_liger_kernel")
     if not liger and not algorithm and reader.flag("use_logits_to_keep", None) is not False:

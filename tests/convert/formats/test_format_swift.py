@@ -161,6 +161,11 @@ def test_checkpoints_are_reentrant_where_one_process_runs_alone() -> None:
         ("use_liger_kernel: true", {"loss": "fused-linear", "kernels": "fused"}),
         # a loss of its own weighs tokens, and Liger's is not called
         ("use_liger_kernel: true\nloss_scale: react", {"loss": "standard", "kernels": "fused"}),
+        (
+            "tuner_type: lora\nuse_liger_kernel: true\nloss_type: cross_entropy",
+            {"loss": "standard", "kernels": "fused"},
+        ),
+        ("use_liger_kernel: true\nlabel_smoothing_factor: 0.1", {"loss": "standard", "kernels": "fused"}),
         ("use_liger_kernel: true\nloss_scale: default+ignore_empty_think", {"loss": "fused-linear"}),
         ("gradient_checkpointing_kwargs: {use_reentrant: true}", {"strategy.checkpoint": "reentrant"}),
         ("optimizer: muon", {"optimizer": "muon"}),
