@@ -99,6 +99,8 @@ class State:
     """Of the function that is read; None in the script itself, whose own are not known."""
     tokens: int = MOST_WORDS
     characters: int = MOST_CHARACTERS
+    named: frozenset[str] = frozenset()
+    """Variables that the script sets somewhere, in a branch that is not taken too."""
     missed: list[tuple[str, bool]] = field(default_factory=list)
     """What is not known, and whether that is a variable that the script does not set."""
 
@@ -166,7 +168,8 @@ class Value:
         if not self.text:
             return [Token("")] if self.quoted else []
         token = self.token()
-        if token.unset and not self.quoted and _LISTS.search(token.unknown):
+        unset = token.unset and token.unknown not in self.state.named
+        if unset and not self.quoted and _LISTS.search(token.unknown):
             return []
         cuts = sorted({at for at in self.cuts if at < len(token.text)})
         if not cuts:
