@@ -91,8 +91,8 @@ def tested_script(document: Document) -> Document:
     lines[document.line((MODEL_ARGS,))].append(f"{''.join(exports)}{_LAUNCH} {script}")
     for flag, value in document.data[MODEL_ARGS].items():
         if value is not False and value is not None:
-            words = [] if value is True else re.findall(r"\S+", value.strip()[1:-1]) if _is_listed(value) else [value]
-            lines[document.line((MODEL_ARGS, flag))].append(" ".join([str(flag), *map(_word, words)]))
+            values = [] if value is True else re.findall(r"\S+", value.strip()[1:-1]) if _is_listed(value) else [value]
+            lines[document.line((MODEL_ARGS, flag))].append(" ".join([str(flag), *map(_word, values)]))
     first, last = min(lines), max(lines)
     text = "\n" * (first - 1) + " \\\n".join(" ".join(lines[number]) for number in range(first, last + 1)) + "\n"
     return replace(document, kind="shell", text=text, data={}, find_spans=dict, part=True, twice={})

@@ -216,11 +216,11 @@ _REFUSED = "Megatron-LM refuses its fusion `te` since June 2026 (168cb15d)"
 
 def set_kernels(flags: Flags) -> None:
     """Set attention and loss; what decides the attention kernel under `auto` is Transformer Engine, by the GPU."""
-    own, sign = own_attention(flags)
+    local, sign = own_attention(flags)
     if attention := flags.one_of("attention_backend", _ATTENTION, ""):
         flags.set("attention", attention, "attention_backend")
-    elif own:
-        flags.set("attention", own, sign)
+    elif local:
+        flags.set("attention", local, sign)
     else:
         flags.set("attention_library", "te", "attention_backend")
     names = {"native": "fused-kernel", "te": "triton"}
@@ -230,8 +230,8 @@ def set_kernels(flags: Flags) -> None:
         flags.reader.note("note", "MC004", flags.key("cross_entropy_fusion_impl"), _REFUSED)
     mask = not flags.on("no_create_attention_mask_in_dataloader")
     flags.set("workload.attention_mask", mask, "no_create_attention_mask_in_dataloader")
-    if own:
-        runs = f"its own modules run ({flags.key(sign)}): {own} attention counts, else those of Transformer Engine"
+    if local:
+        runs = f"its own modules run ({flags.key(sign)}): {local} attention counts, else those of Transformer Engine"
         flags.reader.note("warning", "MC002", flags.key(sign), runs)
 
 
