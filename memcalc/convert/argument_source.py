@@ -249,7 +249,9 @@ class ArgumentSource:
         """`swift sft FILE --flags`, or flags alone."""
         match = _SWIFT.search(self.launch.script)
         command = match["command"] if match else self.launch.script
-        tokens = list(self.launch.arguments)
+        fsdp, written = _valued(self.launch.arguments, "--fsdp"), {Path(file.name): file for file in self.script.files}
+        table = written[Path(fsdp.text)].text if fsdp and Path(fsdp.text) in written else fsdp
+        tokens = [table if table and token is fsdp else token for token in self.launch.arguments]
         config = _positional(tokens, sure=True)
         flags = self._document([Token("--command"), Token(command), *(tokens[1:] if config else tokens)])
         if config is None:
@@ -322,10 +324,12 @@ def flag_document(path: Path, text: str, tokens: Iterable[Token], *, pairs: bool
     unknown: dict[KeyPath, str] = {}
     for flag, following in _grouped(tokens, pairs):
         key_path = flag_path(flag.text)
-        may_be_flags = (
-            [] if _LISTED.search(flag.text) else [token for token in following[1:] if token.unknown and not token.text]
-        )
-        names = {token.unknown for token in may_be_flags if not token.unset or _is_set(text, token.unknown)}
+        may_be_flags = [
+            token
+            for at, token in enumerate([] if _LISTED.search(flag.text) else following)
+            if token.unknown and not token.text and (at or any("--" in value for value in _values(text, token.unknown)))
+        ]
+        names = {token.unknown for token in may_be_flags if not token.unset or len(_values(text, token.unknown)) > 1}
         unknown |= {(f"${name}",): name for name in names}
         values = [token for token in following if token not in may_be_flags]
         doubts = [token.unknown for token in (flag, *values) if token.unknown]
@@ -338,9 +342,10 @@ def flag_document(path: Path, text: str, tokens: Iterable[Token], *, pairs: bool
     return Document(path, "flags", text, data, lambda: spans, unknown, part=True)
 
 
-def _is_set(text: str, name: str) -> bool:
-    """Whether a script sets a variable to one thing or another, although not as it is read here."""
-    return len(set(re.findall(rf"(?m)(?:^|[\s;])(?:export )?{re.escape(name)}=([^;\n]*)", text))) > 1
+def _values(text: str, name: str) -> set[str]:
+    """What a script sets a variable to, one thing or another, although not as it is read here."""
+    value = r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^;\n]*)"""
+    return set(re.findall(rf"(?ms)(?:^|[\s;])(?:export )?{re.escape(name)}={value}", text))
 
 
 def _grouped(tokens: Iterable[Token], pairs: bool) -> list[tuple[Token, list[Token]]]:

@@ -20,7 +20,7 @@ from memcalc.convert.config import ConfigReader
 from memcalc.convert.directives import Option, options_of
 from memcalc.convert.shell import Script
 from memcalc.convert.shell_commands import Command
-from memcalc.convert.shell_values import Token
+from memcalc.convert.shell_values import Token, assigned
 from memcalc.errors import ObjectiveError
 from memcalc.frameworks.environment import visible_gpus
 
@@ -74,6 +74,7 @@ def launch_of(command: Command) -> Launch | None:
     at = _begin(tokens)
     if at is None:
         return None
+    command = replace(command, variables={**command.variables, **assigned(tokens[:at])})
     for cut in range(len(tokens) - 1, at, -1):
         # Another program takes the command behind a lone `--`, or a line of several, and starts it
         if (behind := _behind(tokens[cut:])) and _is_launcher(behind):
@@ -111,11 +112,9 @@ def _base(token: Token) -> str:
 
 def _begin(tokens: Sequence[Token]) -> int | None:
     """Where the starter stands: at first, or behind commands that run another one."""
-    if not tokens:
-        return None
-    if _starts(tokens, 0):
+    if tokens and _starts(tokens, 0):
         return 0
-    if _base(tokens[0]) not in _THROUGH:
+    if not tokens or _base(tokens[0]) not in _THROUGH:
         return None
     for at in range(len(tokens)):
         if _base(tokens[at]) in _INSTALLING:

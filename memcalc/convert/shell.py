@@ -36,7 +36,7 @@ def read_script(text: str, known: Mapping[str, str | None] | None = None, name: 
 
     Raises :class:`memcalc.errors.FileError` for one that comes to more words than any job has.
     """
-    state = State(name)
+    state = State(name, named=frozenset(re.findall(r"(?m)(?:^|[\s;])(\w+)\+?=", text)))
     for key, value in (known or {}).items():
         state.scalars[key] = state.missing(key) if value is None else Token(value.replace(MARK, "?"))
     effects = Effects(state, Flow(state), lambda lexer, end: _Reader(lexer, effects, effects.flow).read(end))

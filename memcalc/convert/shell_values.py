@@ -99,6 +99,8 @@ class State:
     """Of the function that is read; None in the script itself, whose own are not known."""
     tokens: int = MOST_WORDS
     characters: int = MOST_CHARACTERS
+    named: frozenset[str] = frozenset()
+    """Variables that the script sets somewhere, in a branch that is not taken too."""
     missed: list[tuple[str, bool]] = field(default_factory=list)
     """What is not known, and whether that is a variable that the script does not set."""
 
@@ -166,7 +168,8 @@ class Value:
         if not self.text:
             return [Token("")] if self.quoted else []
         token = self.token()
-        if token.unset and not self.quoted and _LISTS.search(token.unknown):
+        unset = token.unset and token.unknown not in self.state.named
+        if unset and not self.quoted and _LISTS.search(token.unknown):
             return []
         cuts = sorted({at for at in self.cuts if at < len(token.text)})
         if not cuts:
@@ -275,6 +278,28 @@ def _filled(token: Token) -> bool | None:
 def status_of(holds: bool | None) -> Status:
     """How a test ends."""
     return "maybe" if holds is None else "yes" if holds else "no"
+
+
+_ASSIGNED = re.compile(r"(?:-[ex]|--env=|--export=)?(?P<pairs>(?:[A-Za-z_]\w*,)*[A-Za-z_]\w*=.*)", re.DOTALL)
+
+
+def assigned(tokens: Iterable[Token]) -> dict[str, Token]:
+    """Variables that the words before a command set for it, by name, as the options of what runs it have them.
+
+    Words of env and sudo; -e and --env of docker, --env of Apptainer and --export of srun with several between commas,
+    -x of mpirun. A name alone is handed on as it is.
+    """
+    variables: dict[str, Token] = {}
+    for token in tokens:
+        if match := _ASSIGNED.fullmatch(token.text):
+            at = match.start("pairs")
+            for pair in re.split(r"(?<=,)(?=[A-Za-z_]\w*(?:=|,|$))", match["pairs"]):
+                name, equals, value = pair.removesuffix(",").partition("=")
+                begin = at + len(name) + 1
+                if equals:
+                    variables[name] = Token(value, token.positions[begin : begin + len(value)], token.unknown)
+                at += len(pair)
+    return variables
 
 
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|' + MARK)

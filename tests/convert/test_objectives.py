@@ -40,6 +40,7 @@ OTHERS = [
     ("ax.yaml", AXOLOTL + "process_reward_model: true\n", "trains by PRM"),
     ("tt.yaml", "policy_model: {_component_: x}\nreward_and_value_model: {_component_: y}\n", "trains by PPO"),
     ("tt.yaml", TORCHTUNE + "loss: {_component_: torchtune.rlhf.loss.DPOLoss}\n", "trains by DPO"),
+    ("tt.yaml", TORCHTUNE + "grpo_samples: 16\nref_checkpointer: {_component_: x}\n", "trains by GRPO"),
     ("run.sh", "tune run --nproc_per_node 8 knowledge_distillation_distributed --config kd.yaml", "DISTILLATION"),
     ("run.sh", "deepspeed --module openrlhf.cli.train_kd --model.beta 1", "starts OpenRLHF's train_kd"),
     ("run.sh", "torchrun -m verl.trainer.fsdp_sft_trainer data.train_batch_size=1024", "starts verl"),
@@ -156,7 +157,7 @@ def test_each_method_has_its_sentence_and_its_script() -> None:
 )
 def test_flags_of_earlier_megatron_count_as_they_did(tmp_path: Path, older: str, newer: str) -> None:
     answers = []
-    for name, flags in (("old.sh", older), ("new.sh", newer)):
+    for name, flags in (("old.sh", older), ("new.sh", f"{newer} --transformer-impl local")):
         (tmp_path / name).write_text(f"{MEGATRON.format(script='pretrain_gpt.py')} {flags}", encoding="utf-8")
         answers.append(check([str(tmp_path / name)], gpu="h100"))
     old, new = answers

@@ -102,6 +102,18 @@ def test_gpus_that_a_script_counts_from_what_it_shows_are_its_ranks(tmp_path: Pa
     assert role_words(merge(read_files([str(tmp_path / "run.sh")]), {"gpu": "h100"}), ())["gpus"] == 2
 
 
+def test_options_that_a_branch_sets_are_not_none_where_a_run_chooses_the_branch(tmp_path: Path) -> None:
+    """Arguments of the script choose it, and none is given: the job was one in fp32, without recomputation."""
+    script = (
+        'if [ $1 = fp16 ]; then\n  pr_options=" \\\n  --fp16"\nelif [ $1 = bf16 ]; then\n  pr_options=" \\\n  --bf16"\n'
+        'fi\nrun="torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 '
+        "--vocab-size 128 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --disable-bias-linear "
+        '${pr_options} ${EXTRA_ARGS}"\neval ${run}\n'
+    )
+    assert "hands $pr_options to its training" in sentence(tmp_path, "run.sh", script)
+    assert checked(tmp_path, "run.sh", f"set -- bf16\n{script}").estimate.strategy.precision == "bf16-mixed"
+
+
 # ------------------------------------------------------------------------------------------------ what is trained
 
 

@@ -330,6 +330,11 @@ def test_a_config_of_verl_lies_over_the_one_that_it_builds_on(tmp_path: Path) ->
     command = "python3 -m verl.trainer.main_ppo --config-path=. --config-name=grpo_run actor_rollout_ref.rollout.n=3"
     found = words(tmp_path, "run.sh", command)
     assert (found["micro_batch"], found["prompt"], found["samples"]) == (4, 2048, 3)
+    for other in ("main_ppo --config-name=grpo_trainer", "main_grpo"):  # of forks, whose defaults are their own
+        named = asked(tmp_path, "run.sh", f"python3 -m verl.trainer.{other} actor_rollout_ref.rollout.n=3")
+        assert (
+            f"algorithm.adv_estimator is not said, and {other.rpartition('=')[2].replace('main_grpo', 'verl')}" in named
+        )
     with pytest.raises(ObjectiveError, match="ppo_veomni_trainer"):
         words(tmp_path, "other.yaml", over.replace("base", "ppo_veomni_trainer"))
     nameless = "actor_rollout_ref: {actor: {ppo_micro_batch_size_per_gpu: 4}}\n"

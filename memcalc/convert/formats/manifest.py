@@ -1,7 +1,7 @@
-"""A task of SkyPilot: the cluster that it asks for, and the commands that each of its nodes runs, read as a script.
+"""Commands in a YAML, read as a script: a task of SkyPilot with its cluster, a functional test of Megatron-LM.
 
 SkyPilot 0.10 (docs/source/reference/yaml-spec.rst, running-jobs/environment-variables.rst): `run` is bash, its
-variables are those of `envs`, and two of SkyPilot's own are known before the job runs.
+variables are those of `envs`, and two of SkyPilot's own are known before the job runs. Megatron-LM d98e8a64.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,42 @@ def _script(document: Document, body: str, known: dict[str, str]) -> Document:
     first = document.text.count("\n", 0, span.begin) + (document.text[span.begin] in "|>") if span else 1
     text = "; ".join(lines).replace("\n", " ") + "\n" * max(1, first) + body
     return replace(document, kind="shell", text=text, data={}, find_spans=dict, part=True, twice={})
+
+
+MODEL_ARGS, _VARIABLES = "MODEL_ARGS", "ENV_VARS"
+"""Tables of Megatron-LM's functional tests (tests/functional_tests): flags with values, and variables to export."""
+_LAUNCH = "torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES"
+
+
+def tested_script(document: Document) -> Document:
+    """What a functional test of Megatron-LM runs, as a script in which each flag has the line that it has in the test.
+
+    shell_test_utils/_run_training.sh: `true` is a flag alone, a list in brackets its words, and variables are filled
+    in. Which script runs a recipe beside it says, as does the folder of the test; it is pretrain_gpt.py by default.
+    """
+    variables, folders = document.data.get(_VARIABLES), document.path.absolute().parts
+    stated = variables.items() if isinstance(variables, dict) else ()
+    exports = [f"export {name}={_word(value)}; " for name, value in stated if re.fullmatch(r"[A-Za-z_]\w*", str(name))]
+    kind = folders[folders.index("test_cases") + 1] if "test_cases" in folders[:-2] else "gpt"
+    script = "pretrain_gpt.py" if kind not in ("bert", "t5", "hybrid") else f"pretrain_{kind}.py"
+    lines: dict[int, list[str]] = defaultdict(list)
+    lines[document.line((MODEL_ARGS,))].append(f"{''.join(exports)}{_LAUNCH} {script}")
+    for flag, value in document.data[MODEL_ARGS].items():
+        if value is not False and value is not None:
+            values = [] if value is True else re.findall(r"\S+", value.strip()[1:-1]) if _is_listed(value) else [value]
+            lines[document.line((MODEL_ARGS, flag))].append(" ".join([str(flag), *map(_word, values)]))
+    first, last = min(lines), max(lines)
+    text = "\n" * (first - 1) + " \\\n".join(" ".join(lines[number]) for number in range(first, last + 1)) + "\n"
+    return replace(document, kind="shell", text=text, data={}, find_spans=dict, part=True, twice={})
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\[[^]]+\]", value.strip()) is not None
+
+
+def _word(value: Any) -> str:
+    """A word in which variables are filled in."""
+    return '"' + re.sub(r'(["`\\])', r"\\\1", str(value)).replace("\n", " ") + '"'
 
 
 def _recognise(document: Document) -> bool:

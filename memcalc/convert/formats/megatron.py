@@ -7,12 +7,23 @@ megatron/core/distributed/distributed_data_parallel.py.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import ConfigJob, Format
-from memcalc.convert.formats.megatron_flags import KEYS, WHOLE_BLOCKS, Flags, finished, key_in, note_older, set_model
+from memcalc.convert.formats.manifest import MODEL_ARGS, tested_script
+from memcalc.convert.formats.megatron_flags import (
+    KEYS,
+    WHOLE_BLOCKS,
+    Flags,
+    finished,
+    key_in,
+    note_older,
+    own_attention,
+    set_model,
+)
 from memcalc.convert.formats.megatron_strategy import run_flags, set_float8, set_saving, set_states, set_time
 from memcalc.specs.block import MixtureOfExperts
 from memcalc.specs.model import BlockGroup, Model
@@ -30,12 +41,15 @@ _MODULES = ("core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj")
 def read(document: Document) -> Config:
     """Return what flags of Megatron-LM, or its YAML, say of a job."""
     reader = ConfigReader(document, "megatron", _SOFTWARE)
+    if MODEL_ARGS in document.data:
+        reader.refer("launch", MODEL_ARGS, document=tested_script(document))
+        return Config(document, "megatron", (), (), tuple(reader.references))
     path = reader.raw("yaml_cfg") if document.kind == "flags" else None
     if path is not None:  # the other flags are then ignored (yaml_arguments.py, load_yaml)
         reader.refer("megatron", "yaml_cfg", path=str(path))
         return Config(document, "megatron", (), (), tuple(reader.references))
     flags = Flags(reader)
-    flags.set("framework", "megatron", "num_layers")
+    reader.fact("framework", "megatron", "num_layers")
     set_model(flags)
     _precision(flags)
     set_optimizer(flags)
@@ -49,7 +63,7 @@ def read(document: Document) -> Config:
     set_saving(flags)
     note_older(flags)
     flags.not_modelled(KEYS.not_modelled)
-    written_out = flags.text("attention_backend") in ("unfused", "local")
+    written_out = flags.text("attention_backend") in ("unfused", "local") or own_attention(flags)[0] == "eager"
     fused = () if written_out else (flags.key("no_masked_softmax_fusion"),)  # other kernels have no such softmax
     reader.not_counted({flags.key(name): row for name, row in KEYS.not_counted.items()}, counted=fused)
     return finished(flags)
@@ -202,8 +216,11 @@ _REFUSED = "Megatron-LM refuses its fusion `te` since June 2026 (168cb15d)"
 
 def set_kernels(flags: Flags) -> None:
     """Set attention and loss; what decides the attention kernel under `auto` is Transformer Engine, by the GPU."""
+    local, sign = own_attention(flags)
     if attention := flags.one_of("attention_backend", _ATTENTION, ""):
         flags.set("attention", attention, "attention_backend")
+    elif local:
+        flags.set("attention", local, sign)
     else:
         flags.set("attention_library", "te", "attention_backend")
     names = {"native": "fused-kernel", "te": "triton"}
@@ -213,8 +230,9 @@ def set_kernels(flags: Flags) -> None:
         flags.reader.note("note", "MC004", flags.key("cross_entropy_fusion_impl"), _REFUSED)
     mask = not flags.on("no_create_attention_mask_in_dataloader")
     flags.set("workload.attention_mask", mask, "no_create_attention_mask_in_dataloader")
-    if flags.text("transformer_impl") == "local":
-        flags.warn("transformer_impl", "Megatron-LM's own modules; counted as Transformer Engine's")
+    if local:
+        runs = f"its own modules run ({flags.key(sign)}): {local} attention counts, else those of Transformer Engine"
+        flags.reader.note("warning", "MC002", flags.key(sign), runs)
 
 
 def _experts(flags: Flags) -> None:
@@ -330,8 +348,11 @@ def _latent_flags(group: BlockGroup) -> dict[str, Any]:
 
 
 def _recognise(document: Document) -> bool:
-    tables = {"language_model", "model_parallel"}
-    return document.kind == "yaml" and isinstance(document.data, dict) and tables <= set(document.data)
+    data = document.data if document.kind == "yaml" and isinstance(document.data, dict) else {}
+    arguments = data.get(MODEL_ARGS)
+    if isinstance(arguments, dict) and arguments:
+        return all(re.fullmatch(r"--[\w.-]+", str(flag)) for flag in arguments)
+    return {"language_model", "model_parallel"} <= set(data)
 
 
 FORMAT = Format(

@@ -29,6 +29,14 @@ RENAMED = {
 """Names that flags had in Megatron-LM of 2019 to 2022 (b4bc51b, e156d2fe megatron/arguments.py)."""
 WHOLE_BLOCKS = ("checkpoint_activations", "activations_checkpoint_method")
 """Flags of those years that checkpoint whole blocks."""
+_BEFORE_ENGINE = frozenset((
+    *(old for names in RENAMED.values() for old in names), *WHOLE_BLOCKS, "data_impl", "DDP_impl",
+    "no_query_key_layer_scaling", "zero_stage", "train_tokens", "lr_decay_tokens", "lr_warmup_tokens",
+    "deepspeed_activation_checkpointing", "no_pipeline_parallel",
+))  # fmt: skip
+"""Flags that went before --transformer-impl was transformer_engine by default (e7b74a4b, April 2024), and those of
+Megatron-DeepSpeed, where it is local still (megatron/arguments.py)."""
+_FLASH = ("use_flash_attn", *(f"use_flash_attn_{name}" for name in ("v1", "v2", "triton", "builder")))
 _TABLES = ("language_model", "model_parallel")
 _OPPOSITES = {
     "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
@@ -154,6 +162,18 @@ def note_older(flags: Flags) -> None:
         refuse_megatron(flags.reader.document.path.name, "pretrain_mamba.py")
     if spec and "gpt_layer_specs" not in spec:
         flags.warn("spec", "its layers are counted as those of GPT")
+
+
+def own_attention(flags: Flags) -> tuple[str, str]:
+    """Attention where Megatron-LM's own modules run, and the flag that tells; both empty for Transformer Engine.
+
+    Scores are written out, but where its layers before core 0.8 had flash attention by a flag (d693034e).
+    """
+    stated, older = flags.text("transformer_impl"), sorted(_BEFORE_ENGINE & {*flags.reader.document.data})
+    if stated not in ("", "local") or not (stated or older):
+        return "", ""
+    flash = [name for name in _FLASH if flags.on(name)] and not flags.on("use_mcore_models")
+    return "flash" if flash else "eager", "transformer_impl" if stated else older[0]
 
 
 def set_model(flags: Flags) -> None:

@@ -9,6 +9,7 @@ _init_mixed_precision).
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -113,11 +114,16 @@ def _share_sequences(reader: ConfigReader, algorithm: object) -> None:
 
 
 def _with_presets(document: Document) -> Document:
-    """Put the table of FSDP 2 that ms-swift has by name in its place."""
-    if not isinstance(document.data, dict) or document.data.get("fsdp") != "fsdp2":
+    """Put what --fsdp names, or has as JSON, in its place (sft_args.py, _init_fsdp)."""
+    stated = document.data.get("fsdp") if isinstance(document.data, dict) else None
+    table: Any = {"fsdp_config": _KEYS.tables["fsdp2"]} if stated == "fsdp2" else None
+    if isinstance(stated, str) and stated.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            table = json.loads(stated)
+    if not isinstance(table, dict):
         return document
-    table = {"fsdp": "full_shard auto_wrap", "fsdp_config": _KEYS.tables["fsdp2"]}
-    return replace(document, data={**document.data, **table})
+    inner = {"fsdp": table.get("fsdp", "full_shard auto_wrap"), "fsdp_config": table.get("fsdp_config", {})}
+    return replace(document, data={**document.data, **inner})
 
 
 def _refuse_parts(reader: ConfigReader) -> None:
@@ -182,8 +188,8 @@ def _adapter(reader: ConfigReader, key: str) -> bool:
     everything = not regex and ("all-linear" in names or not names)
     set_lora(reader, rank, "target_regex" if regex else "target_modules", everything, "target_parameters")
     reader.set("workload.lora_dropout", reader.number("lora_dropout", 0.05), "lora_dropout")
-    if "all-embedding" in names:
-        reader.not_modelled({"target_modules": "adapters of the embedding are not counted"})
+    if beside := sorted(names - {"all-linear"}) if everything else names & {"all-embedding"}:
+        reader.not_modelled({"target_modules": f"beside it, adapters of {', '.join(beside)} are not counted"})
     if reader.items("modules_to_save"):
         set_also_trained(reader, "modules_to_save")
     if dtype := reader.one_of("lora_dtype", _DTYPES):
@@ -245,6 +251,8 @@ def _engine(reader: ConfigReader) -> str:
         reader.refer("deepspeed", "deepspeed", document=_inline(reader, name))
     elif name:
         reader.refer("deepspeed", "deepspeed", path=reader.text("deepspeed"))
+    if unknown := reader.document.unknown.get(("fsdp",), ""):
+        reader.ask("zero", "fsdp", unknown)
     listed = [str(item).lower() for item in reader.items("fsdp") if str(item).lower() not in ("false", "")]
     if not listed or listed[0].endswith(".json"):
         if listed:
@@ -297,7 +305,7 @@ def _checkpointing(reader: ConfigReader, engine: str) -> None:
 
 
 def _kernels(reader: ConfigReader, algorithm: str) -> None:
-    """Liger's fused loss gives way to the one that weighs tokens (seq2seq_trainer.py, compute_loss)."""
+    """Liger's fused loss gives way to any other (seq2seq_trainer.py, compute_loss)."""
     kernel = reader.one_of("attn_impl", _ATTENTION, "")
     if kernel == "flex":
         reader.not_modelled({"attn_impl": "it counts as a fused kernel"})
@@ -305,7 +313,12 @@ def _kernels(reader: ConfigReader, algorithm: str) -> None:
         set_kernel(reader, kernel, "attn_impl")
     liger = bool(reader.flag("use_liger_kernel"))
     scale = set(reader.text("loss_scale", "default").split("+"))
-    weighted = bool(reader.flag("enable_dft_loss")) or bool(reader.flag("enable_channel_loss")) or not scale <= _BINARY
+    weighted = (
+        any(reader.flag(name) for name in ("enable_dft_loss", "enable_channel_loss"))
+        or bool(reader.number("label_smoothing_factor", 0.0))
+        or not scale <= _BINARY
+        or (not algorithm and reader.has("loss_type"))
+    )
     reader.set("kernels", "fused" if liger else "model", "use_liger_kernel")
     reader.set("loss", "fused-linear" if liger and not weighted else "standard", "use_liger_kernel")
     if not liger and not algorithm and reader.flag("use_logits_to_keep", None) is not False:

@@ -8,7 +8,6 @@ distributed/activation_checkpoint.py of 0.2.2, and in their ancestors at 9dec370
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from memcalc.convert.config import Config, ConfigReader
@@ -23,6 +22,8 @@ from memcalc.convert.formats.torchtitan_keys import (
     flavor_of,
     key_of,
     model_of,
+    of_idle_converters,
+    overrides,
     set_batch,
     set_pipeline,
     spelling,
@@ -51,11 +52,7 @@ _LOSS_COMPILED, _LOSS_NOT_COMPILED, _LOSS_COMPILED_AGAIN = "2024-10-22", "2024-1
 def read(document: Document) -> Config:
     """Return what a torchtitan TOML says of a job, or flags of its command over the file that they name."""
     if document.kind == "flags":
-        data = {
-            table: dict(_positive(*item) for item in inner.items()) if isinstance(inner, dict) else inner
-            for table, inner in document.data.items()
-        }
-        document = replace(document, data=data)
+        document = overrides(document)
         reader = ConfigReader(document, "torchtitan", "torchtitan 0.2.2")
         named = reader.text("job.config_file")
         if named:
@@ -74,15 +71,13 @@ def read(document: Document) -> Config:
     _compile(reader, day)
     _validation(reader)
     _checkpointing(reader)
-    reader.not_counted(KEYS.not_counted)
-    reader.not_modelled(KEYS.not_modelled, unless=(False, None, "", "none", "default", "standard", "causal"))
+    idle = of_idle_converters(reader)
+    reader.harmless(*idle)
+    reader.not_counted({key: row for key, row in KEYS.not_counted.items() if key not in idle})
+    unmodelled = {key: says for key, says in KEYS.not_modelled.items() if key not in idle}
+    reader.not_modelled(unmodelled, unless=(False, None, "", "none", "default", "standard", "causal"))
     reader.harmless(*KEYS.harmless)
     return reader.finish(known=CURRENT)
-
-
-def _positive(name: str, value: Any) -> tuple[str, Any]:
-    """A flag and its value: ``--compile.no-enable`` is ``compile.enable`` false (tyro's form of a truth value)."""
-    return (name.removeprefix("no_"), False) if name.startswith("no_") and value is True else (name, value)
 
 
 def _model(reader: ConfigReader) -> None:

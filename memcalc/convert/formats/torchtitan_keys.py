@@ -10,11 +10,13 @@ are those of 3.1.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memcalc import catalog
 from memcalc.convert.config import ConfigReader, Setting
 from memcalc.convert.formats.base import ConfigJob, key_table
+from memcalc.errors import ObjectiveError, cut
 from memcalc.formulas.bubbles import TURNED
 
 if TYPE_CHECKING:
@@ -50,6 +52,38 @@ FLEXIBLE = frozenset({"deepseek_v3"})
 _DEBUG = {"name": "llama3-debugmodel", "n_layers": 6, "hidden": 256, "heads": 16, "ffn": 768, "vocab": 2048,
           "max_positions": 131072}  # fmt: skip
 """dim 256; 8/3 of it rounded up to a multiple of 256."""
+
+
+def overrides(document: Document) -> Document:
+    """Flags of a command as keys of TOML; those of a release that has functions in its place are refused.
+
+    ``--compile.no-enable`` is ``compile.enable`` false, tyro's form of a truth value.
+    """
+    named = [name for name in ("module", "config") if name in document.data or (name,) in document.unknown]
+    if named and "config_file" not in document.data.get("job", {}):
+        stated = " ".join(f"--{name} {cut(str(document.data.get(name, '…')))}" for name in named)
+        raise ObjectiveError(
+            f"{document.path.name} starts torchtitan with {stated}: its settings are a Python function of its "
+            "config_registry.py, of which none is read: give memcalc estimate --framework torchtitan what it sets."
+        )
+    data = {
+        table: dict(_positive(*item) for item in inner.items()) if isinstance(inner, dict) else inner
+        for table, inner in document.data.items()
+    }
+    return replace(document, data=data)
+
+
+def _positive(name: str, value: Any) -> tuple[str, Any]:
+    return (name.removeprefix("no_"), False) if name.startswith("no_") and value is True else (name, value)
+
+
+def of_idle_converters(reader: ConfigReader) -> frozenset[str]:
+    """Keys of 8-bit products by a converter that ``model.converters`` does not list: they count for nothing."""
+    working = {str(name) for name in reader.items("model.converters")}
+    working |= {"float8"} if reader.flag("float8.enable_float8_linear") else set()
+    keys = (*KEYS.not_counted, *KEYS.not_modelled)
+    tables = {key: key.rpartition(".")[0] for key in keys if key.startswith(("quantize.", "float8.", "mx."))}
+    return frozenset(key for key, table in tables.items() if table not in working)
 
 
 def until(document: Document) -> tuple[str, str]:

@@ -34,7 +34,8 @@ _LOSSES = {
     "torch.nn.CrossEntropyLoss": ("standard", "torchtune"),
 }
 """By component: the loss, and the release whose code computes it so."""
-_METHODS = {"policy_model": "ppo", "reward_and_value_model": "ppo", "teacher_model": "distillation"}
+_METHODS = {"policy_model": "ppo", "reward_and_value_model": "ppo", "teacher_model": "distillation",
+            "grpo_samples": "grpo"}  # fmt: skip
 """Keys of recipes with further models."""
 _IDLE = ("prompt", "tasks", "quantizer", "max_new_tokens")
 """Keys of recipes that generate, evaluate or quantise."""

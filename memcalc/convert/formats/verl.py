@@ -85,13 +85,15 @@ def read(document: Document) -> Config:
 
 
 def _algorithm(reader: ConfigReader) -> None:
-    """What is optimized; a script that is called after nothing that is known may have a default of its own."""
-    key, script = "algorithm.adv_estimator", reader.text("command")
+    """What is optimized; scripts and configs that are not called after PPO may have a default of their own."""
+    key, script, config = "algorithm.adv_estimator", reader.text("command"), reader.text("config_name")
     method = method_of_script(script)
     if method not in ("", "ppo", "reinforce", *ALGORITHMS):
         refuse_method(reader.document.path.name, method, script)
-    if script and not method and not reader.has(key):
-        reader.ask("rl.algorithm", key, "-", f"is not said, and {script} may have a default of its own")
+    unread = re.search(r"trainer(\.yaml)?$", config) and method_of_script(config) not in ("", "ppo")
+    other = config if unread else script if method != "ppo" else ""
+    if other and not reader.has(key):
+        reader.ask("rl.algorithm", key, "-", f"is not said, and {other} may have a default of its own")
     else:
         reader.set("rl.algorithm", reader.one_of(key, _ESTIMATORS, "ppo"), key)
 

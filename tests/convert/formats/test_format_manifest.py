@@ -86,3 +86,66 @@ def test_a_manifest_of_kubernetes_is_declined_by_its_kind(tmp_path: Path) -> Non
     path.write_text("apiVersion: batch/v1\nkind: Job\nspec: {template: {}}\n", encoding="utf-8")
     with pytest.raises(ObjectiveError, match=r"job\.yaml is a Kubernetes manifest \(Job\)"):
         recognise(read_document(path))
+
+
+TESTED = """\
+ENV_VARS:
+  PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True
+MODEL_ARGS:
+  --num-layers: 16
+  --hidden-size: 1024
+  --num-attention-heads: 16
+
+  --seq-length: 1024
+  --max-position-embeddings: 1024
+  --vocab-size: 32000
+  --micro-batch-size: 2
+  --tensor-model-parallel-size: {degree}
+  --bf16: true
+  --sequence-parallel: false
+  --num-experts: 8
+  --moe-layer-freq: ([0]*2+[1]*14)
+  --recompute-granularity: selective
+  --recompute-modules: "[core_attn moe_act]"
+  --no-such-flag: 1
+{more}TEST_TYPE: regular
+"""
+
+
+def run_of(folder: Path, degree: str = "2", more: str = "", **options: Any) -> Check:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model_config.yaml"
+    path.write_text(TESTED.format(degree=degree, more=more), encoding="utf-8")
+    result = check([str(path)], gpu="h100", **options)
+    assert isinstance(result, Check)
+    return result
+
+
+def test_a_functional_test_of_megatron_is_its_command(tmp_path: Path) -> None:
+    """tests/functional_tests/shell_test_utils/_run_training.sh: `true` is a flag alone, brackets hold words."""
+    answer = run_of(tmp_path, gpus=8)
+    plan, findings = answer.estimate.strategy, [finding for file in answer.files for finding in file.findings]
+    assert (plan.tp, plan.sp, plan.precision, plan.micro_batch) == (2, False, "bf16-mixed", 2)
+    assert (plan.recompute, plan.expandable_segments) == ("modules:core_attn,moe_act", True)
+    assert not any("moe_layer_freq" in finding.field for finding in findings)
+    assert next(finding.line for finding in findings if finding.field == "no_such_flag") == 19
+
+
+def test_what_a_functional_test_leaves_to_its_run_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"--gpus \(line of model_config.yaml: torchrun --nproc_per_node is"):
+        run_of(tmp_path)
+    with pytest.raises(MissingError, match="tensor_model_parallel_size is 'TP'"):
+        run_of(tmp_path, "${TP}", gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("folder", "more", "kind"),
+    [
+        ("test_cases/bert/a", "", "pretrain_bert.py, which trains an encoder with masked tokens"),
+        ("a", "  --decoder-num-layers: 12\n", "--decoder-num-layers, which is for an encoder and a decoder"),
+        ("a", "  --hybrid-layer-pattern: M*M*\n", "--hybrid-layer-pattern, which is for state-space blocks"),
+    ],
+)
+def test_a_functional_test_of_another_model_is_declined(tmp_path: Path, folder: str, more: str, kind: str) -> None:
+    with pytest.raises(ObjectiveError, match=kind):
+        run_of(tmp_path / folder, more=more, gpus=8)

@@ -395,6 +395,22 @@ def test_a_flag_that_is_not_modelled_is_a_warning(flag: str) -> None:
     assert name in {finding.field for finding in of(SIZES + flag).findings if finding.code == "MC002"}
 
 
+@pytest.mark.parametrize(("flags", "kernel"), [
+    ("--data-impl mmap", "eager"),
+    ("--data-impl mmap --use-flash-attn", "flash"),
+    ("--train-tokens 300000000000 --use-flash-attn-v2", "flash"),
+    ("--data-impl mmap --transformer-impl transformer_engine", None),
+    ("--transformer-impl local", "eager"),
+    ("--transformer-impl local --use-flash-attn --use-mcore-models", "eager"),
+    ("--transformer-impl local --attention-backend unfused", "eager"),
+    ("--use-flash-attn", None),
+])  # fmt: skip
+def test_own_modules_write_scores_out_where_no_flag_says_otherwise(flags: str, kernel: str | None) -> None:
+    """--transformer-impl was local by default until e7b74a4b (April 2024), and is in Megatron-DeepSpeed still."""
+    found = {setting.name: setting.value for setting in of(SIZES + flags).settings}
+    assert (found.get("attention"), "attention_library" in found) == (kernel, kernel is None)
+
+
 @pytest.mark.parametrize("flag", ["--exp-avg-dtype fp32", "--cpu-offloading-num-layers 0", "--cuda-graph-impl none",
                                   "--num-distributed-optimizer-instances 1"])  # fmt: skip
 def test_a_flag_at_its_default_is_none(flag: str) -> None:

@@ -105,6 +105,41 @@ def test_who_shares_the_states_and_how_many_ranks_there_are(
     assert (estimate.hardware.gpus, estimate.workload.global_batch) == (gpus, batch)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "env NPROC_PER_NODE=4", "docker exec -e CUDA_VISIBLE_DEVICES=4,5,6,7 -e NPROC_PER_NODE=4 box",
+        "docker run --gpus=all --env=NPROC_PER_NODE=4 image", "mpirun -x NPROC_PER_NODE=4",
+        "singularity exec --env A=1,NPROC_PER_NODE=4,B image.sif", "srun --export=ALL,NPROC_PER_NODE=4",
+    ],
+)  # fmt: skip
+def test_variables_are_those_of_what_runs_the_command(tmp_path: Path, before: str) -> None:
+    """One GPU counted: words before the command were passed over."""
+    flags = "--model Qwen/Qwen2.5-1.5B --tuner_type lora --max_length 512 --torch_dtype bfloat16"
+    (tmp_path / "run.sh").write_text(f"{before} swift sft {flags} --per_device_train_batch_size 1\n", encoding="utf-8")
+    assert finetuning.checked([tmp_path / "run.sh"], gpu="h100").hardware.gpus == 4
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_config_of_fsdp_that_the_script_writes_is_read_wherever_it_lies(tmp_path: Path, there: bool) -> None:
+    """Its folder is what a run alone knows, and the flag counted for nothing."""
+    name = "fsdp" if there else "other"
+    text = (
+        f"OUT=$(date +%s)\ncat > $OUT/{name}.json <<'EOF'\n"
+        '{"fsdp": "full_shard auto_wrap offload", '
+        '"fsdp_config": {"fsdp_version": 2, "activation_checkpointing": true}}\n'
+        "EOF\nNPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-1.5B --tuner_type full --max_length 512 "
+        "--torch_dtype bfloat16 --per_device_train_batch_size 1 --fsdp $OUT/fsdp.json\n"
+    )
+    (tmp_path / "run.sh").write_text(text, encoding="utf-8")
+    if there:
+        plan = finetuning.checked([tmp_path / "run.sh"], gpu="h100").strategy
+        assert (plan.framework, plan.zero, plan.recompute, plan.offload) == ("fsdp2", 3, "full", ("params",))
+    else:
+        with pytest.raises(MissingError, match="--zero"):
+            finetuning.checked([tmp_path / "run.sh"], gpu="h100")
+
+
 def test_checkpoints_are_reentrant_where_one_process_runs_alone() -> None:
     job = {"model": "llama-3.2-1b", "gpu": "h100", "settings": {}}
     alone, several = (merge([_config("lora.sh")], {**job, "gpus": gpus}) for gpus in (1, 4))
@@ -126,6 +161,11 @@ def test_checkpoints_are_reentrant_where_one_process_runs_alone() -> None:
         ("use_liger_kernel: true", {"loss": "fused-linear", "kernels": "fused"}),
         # a loss of its own weighs tokens, and Liger's is not called
         ("use_liger_kernel: true\nloss_scale: react", {"loss": "standard", "kernels": "fused"}),
+        (
+            "tuner_type: lora\nuse_liger_kernel: true\nloss_type: cross_entropy",
+            {"loss": "standard", "kernels": "fused"},
+        ),
+        ("use_liger_kernel: true\nlabel_smoothing_factor: 0.1", {"loss": "standard", "kernels": "fused"}),
         ("use_liger_kernel: true\nloss_scale: default+ignore_empty_think", {"loss": "fused-linear"}),
         ("gradient_checkpointing_kwargs: {use_reentrant: true}", {"strategy.checkpoint": "reentrant"}),
         ("optimizer: muon", {"optimizer": "muon"}),
@@ -142,6 +182,14 @@ def test_settings_one_by_one(lines: str, words: dict[str, Any]) -> None:
     tuner = "" if "_type" in lines else "tuner_type: lora\n"
     found = finetuning.said(finetuning.read_text(f"model: x\n{tuner}{lines}\n"))
     assert {word: found.get(word) for word in words} == words
+
+
+def test_layers_beside_all_linear_ones_are_named() -> None:
+    """tuner.py, get_target_modules, adds them to what it finds; they counted for nothing, and nothing said so."""
+    config = finetuning.read_text("model: x\ntuner_type: lora\ntarget_modules: [all-linear, embed_tokens, lm_head]\n")
+    (finding,) = [finding for finding in config.findings if finding.field == "target_modules"]
+    assert (finding.code, "adapters of embed_tokens, lm_head" in finding.message) == ("MC002", True)
+    assert finetuning.said(config)["lora"] == "8:all-linear"
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,29 @@ def test_nothing_of_its_own_files_is_unknown(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), [
-    ("deepseek_v3_16b", "quantize.grouped_mm.float8.fqns"),
     ("deepseek_v3_16b", "model.flavor"),
     ("llama3_405b", "parallelism.enable_async_tensor_parallel"),
 ])  # fmt: skip
 def test_what_is_not_modelled_is_named(name: str, field: str) -> None:
     assert field in {finding.field for finding in config(name).findings if finding.code == "MC002"}
+
+
+@pytest.mark.parametrize("converter", ["quantize.linear.float8", "quantize.grouped_mm.float8"])
+def test_a_table_counts_where_its_converter_is_listed(converter: str) -> None:
+    """model/__init__ of 0.2.2 builds those of ``model.converters`` alone; their tables stand in every shipped file."""
+    table = '[quantize.linear.float8]\nfilter_fqns = ["output"]\n[quantize.grouped_mm.float8]\nfqns = ["experts"]\n'
+    for listed in ((), (converter,)):
+        found = of(f'[model]\nflavor = "8B"\nconverters = {list(listed)}\n{table}')
+        named = {finding.field.rpartition(".")[0] for finding in found.findings if "fqns" in finding.field}
+        assert named == {*listed}
+
+
+@pytest.mark.parametrize("line", ["--module llama3 --config llama3_8b", "--module llama3 --config $WHICH"])
+def test_a_function_that_has_the_settings_is_declined(tmp_path: Path, line: str) -> None:
+    """From 9810191bb on both flags are needed, and the function's settings are no file's; a TOML was looked for."""
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 -m torchtitan.train {line} --compile.enable")
+    with pytest.raises(ObjectiveError, match="a Python function"):
+        check([str(tmp_path / "run.sh")], gpu="h100", model="llama-3.1-8b")
 
 
 @pytest.mark.parametrize(("run", "name"), RUNS.items())

@@ -165,6 +165,8 @@ def config_with(name: str, key: str, value: Any) -> Config:
     data = {part: dict(inner) if isinstance(inner, dict) else inner for part, inner in base.items()}
     if key.startswith("aio.") or ".offload_" in key:
         data["zero_optimization"] |= {part: dict(inner) for part, inner in OFFLOADED.items()}
+    if name == "torchtitan" and key.startswith(("quantize.", "float8.", "mx.")):
+        data["model"] |= {"converters": [key.rpartition(".")[0]]}
     *tables, last = key.split(".")
     table = data
     for part in tables:
