@@ -66,7 +66,7 @@ def read(document: Document) -> Config:
         return read_directives(document)
     text, name = document.text, document.path.name
     options = sbatch_options(text)
-    script = read_script(text, variables(Request(options)) if options else {}, name)
+    script = read_script(text * (not name.endswith(".py")), variables(Request(options)) if options else {}, name)
     directive_lines = directives(document)
     launch = _chosen(script, name, text, directive_lines)
     values = _ScriptValues(text)
@@ -136,7 +136,7 @@ def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> N
     """
     document = reader.document
     refuse_switches(document.path.name, flag_document(document.path, document.text, launch.arguments).data)
-    script = cut(" ".join(launch.script.split()))  # a quote that is not closed makes one word of many lines
+    script = cut(" ".join(launch.script.split())) or f"what {launch.launcher} starts"  # an open quote is many lines
     says = f"{script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
     reader.note("warning", "MC001", "", says)
     if not directed:

@@ -13,6 +13,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.fsdp_config import (
+    ask_for_rows,
     set_evaluation,
     set_generation,
     set_reductions,
@@ -22,7 +23,6 @@ from memcalc.convert.formats.fsdp_config import (
 )
 from memcalc.convert.formats.preferences import refuse_reference, set_algorithm
 from memcalc.convert.formats.tuning import (
-    ask_for_rows,
     fsdp_keys,
     refer_deepspeed,
     set_also_trained,
