@@ -337,9 +337,15 @@ def test_what_a_script_leaves_open_is_asked_for_by_its_words(tmp_path: Path, lin
     assert asked in sentence(tmp_path, "run.sh", line)
 
 
-def test_a_path_to_python_in_a_variable_of_env_starts_nothing(tmp_path: Path) -> None:
-    line = f"env PYTHON_BIN=/opt/bin/python OUT=a torchrun --nproc_per_node 2 train.py {TRAINER} --do_train"
-    assert checked(tmp_path, "run.sh", line).estimate.hardware.gpus == 2
+def test_what_starts_a_training_is_seen_through(tmp_path: Path) -> None:
+    torchrun = f"torchrun --nproc_per_node 2 train.py {TRAINER} --do_train"
+    for line in (
+        f"env PYTHON_BIN=/opt/bin/python OUT=a {torchrun}",
+        f'tmux new-session -d -s train "source env\n{torchrun}"',
+        f"screen -dmS train bash -c '{torchrun}'",
+        f"{{\n{torchrun}\n}} 2>&1 | tee log",
+    ):
+        assert checked(tmp_path, "run.sh", line).estimate.hardware.gpus == 2
 
 
 def test_a_script_in_python_is_said_to_be_one_whatever_quotes_it_has(tmp_path: Path) -> None:
