@@ -127,7 +127,7 @@ class Effects:
         return True
 
     def _shell(self, tokens: list[Token]) -> bool:
-        """Read what `bash -c TEXT`, a terminal's `tmux new -d TEXT` and `bash <<EOF` run, after what starts the shell."""
+        """Read what `bash -c TEXT`, `tmux new -d TEXT` and `bash <<EOF` run, after whatever starts the shell."""
         typed = [token for token in tokens if " " in token.text]
         if typed and tokens[0].text in _TERMINALS:
             return self._inner(typed[-1], ())

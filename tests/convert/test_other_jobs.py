@@ -293,6 +293,28 @@ def test_a_config_of_deepspeed_that_is_called_after_evaluation_trains_nothing(tm
 # ------------------------------------------------------------------------------------------------ a fourth sample
 
 
+def test_a_script_of_its_own_that_is_called_after_a_method_is_no_fine_tuning(tmp_path: Path) -> None:
+    found = sentence(tmp_path, "grpo_rank0.sh", "torchrun --nproc_per_node 8 main.py mode=train", ObjectiveError)
+    assert "trains by GRPO (by its name)" in found
+
+
+def test_rows_of_llamafactory_of_2023_are_as_long_as_source_and_target(tmp_path: Path) -> None:
+    """They were no settings, and the default of today's ``cutoff_len`` was counted."""
+    text = FACTORY.replace("cutoff_len: 1024", "max_source_length: 2048") + "finetuning_type: lora\ntemplate: llama2\n"
+    assert checked(tmp_path, "sft.yaml", text, gpus=1).estimate.workload.seq_len == 2560
+
+
+def test_a_file_called_after_qlora_with_a_rank_alone_asks_for_layers_and_base(tmp_path: Path) -> None:
+    text = TRAINER.replace("--", "").replace("bf16", "bf16 true").split()
+    data = "".join(f"{key}: {value}\n" for key, value in zip(text[::2], text[1::2], strict=True))
+    found = sentence(tmp_path, "qwen-qlora.yaml", f"{data}learning_rate: 1.0e-4\nlora_rank: 64\nstyle: a\n", gpus=1)
+    assert "--lora (line of" in found
+    assert "--quantize (line of qwen-qlora.yaml: lora_rank is of a file that is called after QLoRA" in found
+    given = {"gpus": 1, "lora": "64:all-linear", "quantize": "nf4"}
+    answer = checked(tmp_path, "qwen-qlora.yaml", f"{data}learning_rate: 1.0e-4\nlora_rank: 64\nstyle: a\n", **given)
+    assert not any(finding.code == "MC003" for finding in answer.files[0].findings)
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_weights_are_offloaded_at_stage_3_alone(tmp_path: Path, stage: int) -> None:
     """Below it DeepSpeed's engine takes no ``offload_param`` (runtime/engine.py): 15 GiB of an 8B were left out."""

@@ -269,4 +269,10 @@ def ask_for_targets(reader: ConfigReader) -> None:
     # the words of TRL's ModelConfig, of which get_peft_config makes the adapters
     if not ((reader.has("use_peft") and setting.field == "lora_r") or reader.text("training_script") == "trl"):
         says = f"is said without layers, and its script has arguments of its own ({', '.join(foreign[:3])})"
+        reader.settings.remove(setting)
         reader.ask("lora", setting.field, str(setting.value), says)
+        if "qlora" in reader.document.path.stem.lower() and not any(
+            named.name == "quantize" for named in reader.settings
+        ):
+            says = "is of a file that is called after QLoRA, and no key says how the weights are stored"
+            reader.ask("quantize", setting.field, str(setting.value), says)

@@ -255,7 +255,7 @@ def _check_objective(launch: Launch, name: str) -> None:
 def _check_name(launch: Launch, document: Document) -> None:
     """Refuse a script that is called after a method where what it starts does not tell: its arguments are its own."""
     method = method_of_script(document.path.stem)
-    if not method or "sft" in document.path.stem.lower() or format_of(launch) != "trainer":
+    if not method or "sft" in document.path.stem.lower() or format_of(launch) not in ("", "trainer"):
         return
     config = next((token for token in launch.arguments if token.text.endswith((".yaml", ".yml", ".json"))), None)
     flags = flag_document(document.path, document.text, launch.arguments).data
