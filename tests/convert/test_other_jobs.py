@@ -294,7 +294,8 @@ def test_a_config_of_deepspeed_that_is_called_after_evaluation_trains_nothing(tm
 
 
 def test_a_script_of_its_own_that_is_called_after_a_method_is_no_fine_tuning(tmp_path: Path) -> None:
-    found = sentence(tmp_path, "grpo_rank0.sh", "torchrun --nproc_per_node 8 main.py mode=train", ObjectiveError)
+    line = "torchrun --nproc_per_node 8 main.py --config-name=a.yaml"
+    found = sentence(tmp_path, "grpo_rank0.sh", line, ObjectiveError)
     assert "trains by GRPO (by its name)" in found
 
 

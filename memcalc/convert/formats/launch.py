@@ -259,7 +259,7 @@ def _check_name(launch: Launch, document: Document) -> None:
         return
     config = next((token for token in launch.arguments if token.text.endswith((".yaml", ".yml", ".json"))), None)
     flags = flag_document(document.path, document.text, launch.arguments).data
-    if config is None and not method_of_script(recipe_of(launch)) and not method_of_keys(flags)[0]:
+    if not (config and format_of(launch)) and not method_of_script(recipe_of(launch)) and not method_of_keys(flags)[0]:
         refuse_method(document.path.name, method, "by its name")
 
 
