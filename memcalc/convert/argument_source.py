@@ -33,7 +33,9 @@ def format_of(launch: Launch) -> str:
     if launch.launcher in TABLES["trains"]:
         return str(TABLES["formats"].get(launch.launcher, launch.launcher))
     if launch.launcher == "shell":
-        return "torchtitan" if launch.name.startswith("run_train") or "CONFIG_FILE" in launch.command.variables else ""
+        dotted = all("." in flag or flag in ("module", "config") for flag in flags_of(launch.arguments))
+        named = launch.name.startswith("run_train") and dotted  # run_train.sh of torchtitan hands on its flags alone
+        return "torchtitan" if named or "CONFIG_FILE" in launch.command.variables else ""
     script, flags = launch.script, flags_of(launch.arguments)
     if match := _SWIFT.search(script):
         return "swift_megatron" if match[1] else "swift"

@@ -55,7 +55,10 @@ def inside(path: Path, folder: Path) -> bool:
 
 
 Kind = Literal["json", "yaml", "toml", "flags", "shell"]
-_ENDINGS: dict[str, Kind] = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+_ENDINGS: dict[str, Kind] = {
+    ".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".sh": "shell", ".slurm": "shell",
+    ".sbatch": "shell",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

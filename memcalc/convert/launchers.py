@@ -107,7 +107,7 @@ def _is_launcher(tokens: Sequence[Token]) -> bool:
 
 
 def _base(token: Token) -> str:
-    return token.text.rpartition("/")[2]
+    return token.text.rpartition("/")[2] if "=" not in token.text else token.text  # no path that is a value starts one
 
 
 def _begin(tokens: Sequence[Token]) -> int | None:

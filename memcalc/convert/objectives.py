@@ -131,8 +131,9 @@ def refuse_pictures(where: str, script: str, flags: Iterable[str] = ()) -> None:
     names, needed, sizes = ({*_TABLES["pictures"][part].split()} for part in ("words", "flags", "sizes"))
     parts = dict.fromkeys(re.split(r"[_.-]+", script.rpartition("/")[2].lower()))
     evidence = [part for part in parts if part in names]
-    if not evidence and needed <= {*flags}:
-        evidence = sorted(sizes & {*flags})
+    sized = sorted(sizes & {*flags})
+    if not evidence and (needed <= {*flags} or ("train_batch_size" in {*flags} and len(sized) > 1)):
+        evidence = sized
     if evidence:
         raise ObjectiveError(
             f"{where} trains a model of pictures ({cut(script)}: {', '.join(evidence)}): memcalc {SUPERVISED}."

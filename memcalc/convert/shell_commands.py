@@ -17,6 +17,7 @@ _ASKING = frozenset({"grep", "command", "which", "type", "read", "ping", "diff",
 _NOT: dict[Status, Status] = {"yes": "no", "no": "yes"}
 _ENDINGS: dict[str, Status] = {"true": "yes", ":": "yes", "false": "no", "getopts": "no"}
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+_TERMINALS = frozenset({"tmux", "screen"})
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,10 @@ class Effects:
         return True
 
     def _shell(self, tokens: list[Token]) -> bool:
-        """Read what `bash -c TEXT` and `bash <<EOF` run, after whatever starts the shell."""
+        """Read what `bash -c TEXT`, `tmux new -d TEXT` and `bash <<EOF` run, after whatever starts the shell."""
+        typed = [token for token in tokens if " " in token.text]
+        if typed and tokens[0].text in _TERMINALS:
+            return self._inner(typed[-1], ())
         for at, token in enumerate(tokens[:64]):
             if token.text.rpartition("/")[2] in _SHELLS:
                 for after in range(at + 1, len(tokens)):

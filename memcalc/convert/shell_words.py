@@ -31,6 +31,7 @@ _COUNT = re.compile(
     r"""|tr ["']?,["']? ["']\\n["'] ?\| ?wc -[lw])"""
 )
 """The number of a variable's parts between commas."""
+_HERE_STRING = re.compile(r"((?:awk|tr) [^|<]*?) ?<<< ?(\S+)")
 _FOLDER = re.compile(
     rf'pwd(?: -[LP])?|{_DIRNAME}|cd (?:-- )?"?(?:\$\( ?{_DIRNAME} ?\)|`{_DIRNAME}`)"?(?P<up>(?:/\.\.?)*)"?'
     r"(?: ?&?> ?/dev/null(?: 2>&1)?)? ?&& ?pwd(?: -[LP])?"
@@ -308,7 +309,7 @@ def number_of(command: str, variables: Mapping[str, Token]) -> str:
     >>> number_of("echo $D | awk -F',' '{print NF}'", {"D": Token("4,5")})
     '2'
     """
-    line = " ".join(command[:300].split())
+    line = _HERE_STRING.sub(r"echo \2 | \1", " ".join(command[:300].split()), count=1)
     if listed := _COUNT.fullmatch(line):
         named = variables.get(listed[1] or listed[2])
         return str(len(named.text.split(","))) if named and named.text and not named.unknown else ""

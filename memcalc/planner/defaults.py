@@ -348,7 +348,7 @@ def check_offload(request: Request, habits: Habits, node: Node) -> None:
     choice, tier = request.given.get("offload", ()), request.given.get("offload_to", "cpu")
     if "params" in choice and 3 not in habits.zero:
         raise CombinationError("offload", "params", f"{habits.name} has no sharded parameters to offload")
-    if "params" in choice and request.given.get("zero", 3) not in {2, 3}:
+    if "params" in choice and request.given.get("zero", 3) < (2 if habits.zero_optimizer is None else 3):
         raise CombinationError("offload", "params", "parameters are offloaded at --zero 3 (fsdp: 2 or 3)")
     if "optimizer" in choice and habits.zero_optimizer is not None and "zero" in request.given:
         lowest = 3 if tier == "nvme" else 1

@@ -142,8 +142,7 @@ class _References:
         if reference.unknown:
             self.read(self.meant(origin, reference), reference)
             return
-        folder = origin.parent
-        named = Path(reference.path)
+        folder, named = origin.parent, Path(reference.path)
         starts = (folder, Path(), *self.folders)
         candidates = [named] if named.is_absolute() else [start / named for start in starts]
         path = next((candidate for candidate in (*candidates, *self.handed(named)) if there(candidate)), candidates[0])
@@ -162,6 +161,8 @@ class _References:
             recipe = reference.format == "torchtune" and not path.suffix
             hint = f" (tune cp {reference.path} FILE.yaml writes torchtune's own)" if recipe else ""
             elsewhere = "is neither here nor beside it. Start memcalc where the job starts, or pass it"
+            if named.name.startswith("."):
+                elsewhere = "is an ending alone. Set its variable in a copy of the script, or pass what starts it"
             missing = "does not exist. Pass it" if named.is_absolute() else elsewhere
             raise MissingError(f"{message}, which {missing} as a FILE{hint}.")
         self.read(path, reference)

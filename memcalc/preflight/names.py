@@ -39,6 +39,8 @@ def model_named(name: str, folder: str = ".", dirs: tuple[str, ...] = (), option
     >>> model_named("meta-llama/Llama-2-7b-hf"), model_named("/data/Qwen2.5-7B-Instruct/")
     ('llama-2-7b', 'qwen2.5-7b')
     """
+    if not name.strip():
+        raise MissingError(f"the files name the model by a variable or a field that is empty; give {option}.")
     for path in (Path(folder) / name, Path(name)):
         if _is_model(path):
             return str(path)

@@ -88,6 +88,8 @@ def test_a_batch_of_all_ranks_of_verl_is_no_batch_of_one_where_their_number_is_o
         ("echo $LIST | awk -F',' '{print NF}'", "3"),
         ("echo \"$LIST\" | awk -F, '{ print NF }'", "3"),
         ("echo ${LIST} | tr ',' '\\n' | wc -l", "3"),
+        ("awk -F, '{print NF}' <<< \"$LIST\"", "3"),
+        ("tr ',' '\\n' <<< $LIST | wc -l", "3"),
         ("echo $OTHER | awk -F',' '{print NF}'", ""),
         ("echo $LIST | awk -F';' '{print NF}'", ""),
     ],
@@ -298,3 +300,90 @@ def test_a_config_of_deepspeed_that_is_called_after_evaluation_trains_nothing(tm
     given = {"gpus": 8, "model": "llama-2-7b", "seq_len": 2048}
     assert "starts no training" in sentence(tmp_path, "ds_eval_config.json", text, IdleError, **given)
     assert checked(tmp_path, "ds_retrieval.json", text, **given).verdict
+
+
+# ------------------------------------------------------------------------------------------------ a fourth sample
+
+
+def test_a_script_of_its_own_that_is_called_after_a_method_is_no_fine_tuning(tmp_path: Path) -> None:
+    line = "torchrun --nproc_per_node 8 main.py --config-name=a.yaml"
+    found = sentence(tmp_path, "grpo_rank0.sh", line, ObjectiveError)
+    assert "trains by GRPO (by its name)" in found
+
+
+def test_rows_of_llamafactory_of_2023_are_as_long_as_source_and_target(tmp_path: Path) -> None:
+    """They were no settings, and the default of today's ``cutoff_len`` was counted."""
+    text = FACTORY.replace("cutoff_len: 1024", "max_source_length: 2048") + "finetuning_type: lora\ntemplate: llama2\n"
+    assert checked(tmp_path, "sft.yaml", text, gpus=1).estimate.workload.seq_len == 2560
+
+
+def test_a_file_called_after_qlora_with_a_rank_alone_asks_for_layers_and_base(tmp_path: Path) -> None:
+    text = TRAINER.replace("--", "").replace("bf16", "bf16 true").split()
+    data = "".join(f"{key}: {value}\n" for key, value in zip(text[::2], text[1::2], strict=True))
+    found = sentence(tmp_path, "qwen-qlora.yaml", f"{data}learning_rate: 1.0e-4\nlora_rank: 64\nstyle: a\n", gpus=1)
+    assert "--lora (line of" in found
+    assert "--quantize (line of qwen-qlora.yaml: lora_rank is of a file that is called after QLoRA" in found
+    given = {"gpus": 1, "lora": "64:all-linear", "quantize": "nf4"}
+    answer = checked(tmp_path, "qwen-qlora.yaml", f"{data}learning_rate: 1.0e-4\nlora_rank: 64\nstyle: a\n", **given)
+    assert not any(finding.code == "MC003" for finding in answer.files[0].findings)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_weights_are_offloaded_at_stage_3_alone(tmp_path: Path, stage: int) -> None:
+    """Below it DeepSpeed's engine takes no ``offload_param`` (runtime/engine.py): 15 GiB of an 8B were left out."""
+    moved = '"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}'
+    given: dict[str, Any] = {"gpus": 8, "model": "llama-3.1-8b", "seq_len": 512, "micro_batch": 1}
+    text = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}, {moved}}}}}'
+    answer = checked(tmp_path, "ds.json", text, **given)
+    assert answer.estimate.strategy.offload == ("optimizer",)
+    assert any("offload_param.device counts for nothing" in finding.message for finding in answer.files[0].findings)
+    yaml = (
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\ndeepspeed_config:\n"
+        f"  zero_stage: {stage}\n  offload_optimizer_device: cpu\n  offload_param_device: cpu\n"
+    )
+    assert checked(tmp_path, "acc.yaml", yaml, **given).estimate.peak == answer.estimate.peak
+    with pytest.raises(InputError, match="parameters are offloaded at --zero 3"):
+        checked(tmp_path, "ds.json", text, **given, offload="params")
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        (f"{LORA}--style a", "--lora (line of run.sh: lora_rank is said without layers"),
+        (f"{LORA}--peft_config lora.yaml", "has peft_config lora.yaml, a switch of its own script"),
+        (
+            "accelerate launch refl.py --resolution 512 --center_crop --train_batch_size 2 --learning_rate 1e-5",
+            "trains a model of pictures (refl.py: center_crop",
+        ),
+        (
+            f"MODEL=\nMODEL=${{MODEL:-}}\n{LORA}".replace("meta-llama/Llama-2-7b-hf", '"$MODEL"'),
+            "the files name the model by a variable or a field that is empty; give --model",
+        ),
+        (
+            f"A=\naccelerate launch --config_file configs/$A.yaml train.py {TRAINER} --do_train",
+            "which is an ending alone. Set its variable in a copy of the script",
+        ),
+        ("torchrun --nproc_per_node 8 $WHAT --epochs 3", "what torchrun starts has arguments of its own"),
+        ("#SBATCH --nodes=1\n./run_train.sh --model a/b --bits 4", "run_train.sh"),
+    ],
+)  # fmt: skip
+def test_what_a_script_leaves_open_is_asked_for_by_its_words(tmp_path: Path, line: str, asked: str) -> None:
+    """Layers of adapters were PEFT's default, a file of them nothing; an empty name was no model of a type error."""
+    assert asked in sentence(tmp_path, "run.sh", line)
+
+
+def test_what_starts_a_training_is_seen_through(tmp_path: Path) -> None:
+    torchrun = f"torchrun --nproc_per_node 2 train.py {TRAINER} --do_train"
+    for line in (
+        f"env PYTHON_BIN=/opt/bin/python OUT=a {torchrun}",
+        f'tmux new-session -d -s train "source env\n{torchrun}"',
+        f"screen -dmS train bash -c '{torchrun}'",
+        f"{{\n{torchrun}\n}} 2>&1 | tee log",
+    ):
+        assert checked(tmp_path, "run.sh", line).estimate.hardware.gpus == 2
+
+
+def test_a_script_in_python_is_said_to_be_one_whatever_quotes_it_has(tmp_path: Path) -> None:
+    """It was read as a shell's: `a quote of line 1 is not closed`, or an `=` that starts something."""
+    for text in ("name = 'it''s'; x = \"a\n", "if a:\n" * 80, "train = trainer.train()\npython = train(model = a)\n"):
+        assert "is Python, of which no setting is read" in sentence(tmp_path, "train_sft.py", text, InputError)

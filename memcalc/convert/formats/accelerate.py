@@ -12,6 +12,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import ConfigJob, Format, key_table
+from memcalc.convert.formats.deepspeed import stays
 from memcalc.convert.formats.fsdp_config import ACCELERATED, LOSS_INSIDE, PLACED, fsdp_version, read_options
 from memcalc.convert.formats.trainer_writer import checkpoints_itself
 
@@ -95,8 +96,9 @@ def _deepspeed(reader: ConfigReader) -> None:
     devices = {"none": "", "cpu": "cpu", "nvme": "nvme"}
     offloads = {}
     for part, name in (("optimizer", "offload_optimizer_device"), ("params", "offload_param_device")):
-        if device := reader.one_of(f"{table}.{name}", devices, ""):
-            offloads[part] = (f"{table}.{name}", device)
+        device = reader.one_of(key := f"{table}.{name}", devices, "")
+        if device and not (part == "params" and stays(reader, key, stage)):
+            offloads[part] = (key, device)
     if offloads:
         key, _ = next(iter(offloads.values()))
         reader.set("offload", tuple(offloads), key)

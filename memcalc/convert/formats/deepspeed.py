@@ -129,7 +129,7 @@ def _zero(reader: ConfigReader) -> None:
     if reader.has(key := "zero_optimization.overlap_comm"):
         reader.set("strategy.overlap_comm", reader.flag(key), key)
     _saved(reader, stage)
-    _offload(reader)
+    _offload(reader, stage)
 
 
 def _saved(reader: ConfigReader, stage: int) -> None:
@@ -139,7 +139,15 @@ def _saved(reader: ConfigReader, stage: int) -> None:
         reader.set("strategy.state_dict", "full" if reader.flag(keys[0]) else "sharded", keys[0])
 
 
-def _offload(reader: ConfigReader) -> None:
+def stays(reader: ConfigReader, key: str, stage: int) -> bool:
+    """Whether weights stay on the GPU: below stage 3 no engine takes `offload_param` (engine.py)."""
+    if stage < 3:
+        says = f"{key} counts for nothing at stage {stage}: weights are offloaded at 3 only"
+        reader.note("warning", "MC001", key, says)
+    return stage < 3
+
+
+def _offload(reader: ConfigReader, stage: int) -> None:
     """Deprecated truth values of before 0.5 stand for the CPU."""
     zero = "zero_optimization"
     parts = (("optimizer", "offload_optimizer", "cpu_offload"), ("params", "offload_param", "cpu_offload_param"))
@@ -150,6 +158,8 @@ def _offload(reader: ConfigReader) -> None:
     checkpoints = "activation_checkpointing.cpu_checkpointing"
     offloads["activations"] = (checkpoints, "cpu" if reader.flag(checkpoints) else "")
     offloads = {part: (key, device) for part, (key, device) in offloads.items() if device}
+    if "params" in offloads and stays(reader, offloads["params"][0], stage):
+        del offloads["params"]
     if offloads:
         key = next(iter(offloads.values()))[0]
         tiers = {device for _, device in offloads.values()}

@@ -247,3 +247,32 @@ def set_generated(reader: ConfigReader) -> None:
     prompt = next((setting.value for setting in reader.settings if setting.name == "seq_len"), None)
     set_generation(reader, tokens_up_to(reader.integer(key, low=1), prompt), key)
     reader.not_modelled({"generation_num_beams": "each beam has a cache of its own"}, unless=(None, 1))
+
+
+def ask_for_rows(reader: ConfigReader, whose: str) -> None:
+    """Ask for the micro-batch where no key says it beside keys of somebody else's, whose defaults may go before it."""
+    foreign, key = sorted(reader.unread()), "per_device_train_batch_size"
+    if foreign and not reader.has(key):
+        says = f"is not said, and {whose} has arguments of its own ({', '.join(foreign[:3])}), so perhaps defaults too"
+        reader.ask("micro_batch", key, "8", says)
+
+
+def ask_for_targets(reader: ConfigReader) -> None:
+    """Ask for the layers with adapters where a script with arguments of its own is given their rank alone.
+
+    PEFT's default (queries and values, for most classes) is TRL's; such a script most often names others in its code.
+    """
+    foreign = sorted(reader.unread())
+    setting = next((setting for setting in reader.settings if setting.name == "lora"), None)
+    if not foreign or setting is None or not str(setting.value).isdecimal():
+        return
+    # the words of TRL's ModelConfig, of which get_peft_config makes the adapters
+    if not ((reader.has("use_peft") and setting.field == "lora_r") or reader.text("training_script") == "trl"):
+        says = f"is said without layers, and its script has arguments of its own ({', '.join(foreign[:3])})"
+        reader.settings.remove(setting)
+        reader.ask("lora", setting.field, str(setting.value), says)
+        if "qlora" in reader.document.path.stem.lower() and not any(
+            named.name == "quantize" for named in reader.settings
+        ):
+            says = "is of a file that is called after QLoRA, and no key says how the weights are stored"
+            reader.ask("quantize", setting.field, str(setting.value), says)

@@ -66,7 +66,7 @@ def read(document: Document) -> Config:
         return read_directives(document)
     text, name = document.text, document.path.name
     options = sbatch_options(text)
-    script = read_script(text, variables(Request(options)) if options else {}, name)
+    script = read_script(text * (not name.endswith(".py")), variables(Request(options)) if options else {}, name)
     directive_lines = directives(document)
     launch = _chosen(script, name, text, directive_lines)
     values = _ScriptValues(text)
@@ -136,7 +136,7 @@ def _own_arguments(reader: ConfigReader, launch: Launch, *, directed: bool) -> N
     """
     document = reader.document
     refuse_switches(document.path.name, flag_document(document.path, document.text, launch.arguments).data)
-    script = cut(" ".join(launch.script.split()))  # a quote that is not closed makes one word of many lines
+    script = cut(" ".join(launch.script.split())) or f"what {launch.launcher} starts"  # an open quote is many lines
     says = f"{script}'s own arguments are of no framework that memcalc knows, and count for nothing here"
     reader.note("warning", "MC001", "", says)
     if not directed:
@@ -255,11 +255,11 @@ def _check_objective(launch: Launch, name: str) -> None:
 def _check_name(launch: Launch, document: Document) -> None:
     """Refuse a script that is called after a method where what it starts does not tell: its arguments are its own."""
     method = method_of_script(document.path.stem)
-    if not method or "sft" in document.path.stem.lower() or format_of(launch) != "trainer":
+    if not method or "sft" in document.path.stem.lower() or format_of(launch) not in ("", "trainer"):
         return
     config = next((token for token in launch.arguments if token.text.endswith((".yaml", ".yml", ".json"))), None)
     flags = flag_document(document.path, document.text, launch.arguments).data
-    if config is None and not method_of_script(recipe_of(launch)) and not method_of_keys(flags)[0]:
+    if not (config and format_of(launch)) and not method_of_script(recipe_of(launch)) and not method_of_keys(flags)[0]:
         refuse_method(document.path.name, method, "by its name")
 
 

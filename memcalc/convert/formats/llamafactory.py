@@ -13,6 +13,7 @@ from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document
 from memcalc.convert.formats.base import Format, key_table
 from memcalc.convert.formats.fsdp_config import (
+    ask_for_rows,
     set_evaluation,
     set_generation,
     set_reductions,
@@ -22,7 +23,6 @@ from memcalc.convert.formats.fsdp_config import (
 )
 from memcalc.convert.formats.preferences import refuse_reference, set_algorithm
 from memcalc.convert.formats.tuning import (
-    ask_for_rows,
     fsdp_keys,
     refer_deepspeed,
     set_also_trained,
@@ -137,17 +137,29 @@ def _refuse_others(reader: ConfigReader) -> None:
             )
 
 
+_PARTS = ("max_source_length", "max_target_length")
+"""Of releases of 2023, before `cutoff_len`: each is 512 by default, and a row is as long as both."""
+
+
+def _longest(reader: ConfigReader) -> tuple[str, int]:
+    """The key that says how long a row may be, and its tokens."""
+    part = next((part for part in _PARTS if reader.has(part)), "")
+    if part and not reader.has("cutoff_len"):
+        return part, sum(reader.integer(name, 512, low=1) or 512 for name in _PARTS)
+    return "cutoff_len", reader.integer("cutoff_len", 2048, low=1) or 2048
+
+
 def _batch(reader: ConfigReader, stage: str) -> None:
     """Packed rows of supervised fine-tuning have one token more than ``cutoff_len``, then padding."""
-    cut = reader.integer("cutoff_len", 2048, low=1) or 2048
+    key, cut = _longest(reader)
     packed = any([reader.flag("packing", stage == "pt"), reader.flag("neat_packing")])  # both are read
     length = cut + 1 if packed and stage == "sft" else cut
     if not (packed and stage == "pt"):
         length = -(-length // _PADDED) * _PADDED
-    reader.set("seq_len", length, "cutoff_len")
+    reader.set("seq_len", length, key)
     if length != cut:
-        message = f"cutoff_len {cut} becomes {length} tokens: rows are padded to a multiple of {_PADDED}"
-        reader.note("note", "MC004", "cutoff_len", message)
+        message = f"{key} {cut} becomes {length} tokens: rows are padded to a multiple of {_PADDED}"
+        reader.note("note", "MC004", key, message)
     reader.set("varying_lengths", not packed, "packing")
     reader.set("batch_rule", "pad-max" if packed else "pad", "packing")
     reader.set("padded_to", _PADDED, "cutoff_len")

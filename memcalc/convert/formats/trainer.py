@@ -17,6 +17,8 @@ from memcalc.convert.formats.base import Format, inner_document, key_table
 from memcalc.convert.formats.fsdp_config import (
     ACCELERATED,
     STRATEGIES,
+    ask_for_rows,
+    ask_for_targets,
     fsdp_version,
     read_options,
     set_evaluation,
@@ -30,7 +32,6 @@ from memcalc.convert.formats.tuning import (
     LAYERS,
     LIGER_KERNELS,
     ask_for_launcher,
-    ask_for_rows,
     parameters_of,
     refer_to_accelerate,
     set_dora,
@@ -88,6 +89,7 @@ def read(document: Document) -> Config:
     refuse_switches(document.path.name, reader.unread(), engine=document.data.get("deepspeed", True) is True)
     if document.kind == "flags" or any("batch" in key for key in reader.unread()):
         ask_for_rows(reader, "its script")
+    ask_for_targets(reader)
     ask_for_launcher(reader)
     return reader.finish()
 
@@ -336,8 +338,7 @@ def _adapters(reader: ConfigReader) -> bool:
                 message = "a quantized base is trained with adapters: without them its weights stay as they are"
                 reader.note("warning", "MC002", narrow, message, "use_peft true")
             return False
-    key = ranks or "lora_r"
-    rank = reader.integer(key, 16, low=1)
+    rank = reader.integer(key := ranks or "lora_r", 16, low=1)
     switch = "" if ranks else next((name for name in switches[1:] if reader.flag(name)), "")
     listed, targets = _targets(reader)
     if switch:  # TRL's own switch is use_peft: its default is none of a script that has another
@@ -361,9 +362,8 @@ def _adapters(reader: ConfigReader) -> bool:
         # sft_trainer.py: adapters over a quantized base are cast to bf16; norms are left as they are
         if not reader.has("autocast_adapter_dtype"):
             reader.set("adapter_dtype", "bf16", narrow)
-    if reader.has("autocast_adapter_dtype"):  # an argument of PEFT's get_peft_model
-        wide = reader.flag("autocast_adapter_dtype")
-        reader.set("adapter_dtype", "fp32" if wide else "bf16", "autocast_adapter_dtype")
+    if reader.has(cast := "autocast_adapter_dtype"):  # an argument of PEFT's get_peft_model
+        reader.set("adapter_dtype", "fp32" if reader.flag(cast) else "bf16", cast)
     return bool(four or eight)
 
 

@@ -328,14 +328,6 @@ def set_optimizer(
         set_galore(reader, key, "optim_target_modules", "all", in_backward=layerwise)
 
 
-def ask_for_rows(reader: ConfigReader, whose: str) -> None:
-    """Ask for the micro-batch where no key says it beside keys of somebody else's, whose defaults may go before it."""
-    foreign, key = sorted(reader.unread()), "per_device_train_batch_size"
-    if foreign and not reader.has(key):
-        says = f"is not said, and {whose} has arguments of its own ({', '.join(foreign[:3])}), so perhaps defaults too"
-        reader.ask("micro_batch", key, "8", says)
-
-
 def refer_to_accelerate(reader: ConfigReader) -> None:
     """Refer to what the command `trl` hands to `accelerate launch`: a config by its path, or one that TRL ships.
 
