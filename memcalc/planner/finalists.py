@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,14 +68,14 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     With ``only_whole`` it says so before any replay of one that allocates more than there is, or that cannot do what
     the job does beside its steps. What a job, or one that was made from it, has replayed before is not replayed again.
     """
-    single = single_grid(candidate)
+    run, single = run_of(job, single_grid(candidate))
     census, overhead = job.on(single), overhead_of(job.gpu, single, candidate.layout)
     case = id(job.model), id(job.node), single, overhead, only_whole
     _, _, known = job.replayed.setdefault(case, (job.model, job.node, {}))
     if known.keys().isdisjoint({False, only_safe}):
         try:
             # Of a safe one all figures are known, whoever asks for them
-            known[False] = _peaks(job, census, overhead, only_safe=only_safe, only_whole=only_whole)
+            known[False] = _peaks(job, census, overhead, run, only_safe=only_safe, only_whole=only_whole)
         except UnsafeError:
             known[only_safe] = None
     peaks = known.get(False)
@@ -84,12 +84,34 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     return SimulatedPlan(candidate, census, peaks)
 
 
-def _peaks(job: PlanJob, census: ModelOnGrid, overhead: Overhead, *, only_safe: bool, only_whole: bool) -> Peaks:
+def run_of(job: PlanJob, grid: Grid) -> tuple[BatchRun | None, Grid]:
+    """The micro-batches of a job whose sequences differ in length, and a grid of one strategy with the longest."""
+    if job.lengths is None:
+        return None, grid
+    from memcalc.planner.varying import BatchRun
+
+    run = BatchRun.of(job.lengths, grid)
+    return run, run.at_longest(grid)
+
+
+def _sequence(job: PlanJob, grid: Grid, overhead: Overhead, run: BatchRun) -> Sequence:
+    from memcalc.planner.varying import Sequence
+
+    return Sequence(job.on, grid, overhead, run)
+
+
+def _peaks(
+    job: PlanJob, census: ModelOnGrid, overhead: Overhead, run: BatchRun | None, *, only_safe: bool, only_whole: bool
+) -> Peaks:
     """The figures of a strategy alone; UnsafeError as :func:`finalist` has it."""
     if only_whole and failing_beside(census, overhead, job.node):
         raise UnsafeError
     ledger = build_ledger(census, overhead.workspaces, detail=False)
     peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=only_whole)
+    # Micro-batches of other lengths leave holes that the longest alone has not: those of a strategy that runs count too
+    if run is not None and peaks.verdict in ({"fits"} if only_safe else {"fits", "tight"}):
+        played = partial(_sequence(job, census.grid, overhead, run).played, only_safe=only_safe)
+        peaks = peaks_of(census, ledger, overhead, also=played)
     return peaks if only_whole else with_beside(peaks, census, job.node)
 
 
@@ -166,12 +188,8 @@ class One:
         Raises :class:`memcalc.errors.CombinationError` where it is impossible.
         """
         grid = axes.single_strategy(job.request, job.model, job.gpu, job.node)
-        if job.lengths is None:
-            return cls(job, grid, record)
-        from memcalc.planner.varying import BatchRun
-
-        run = BatchRun.of(job.lengths, grid)
-        return cls(job, run.at_longest(grid), record, run)
+        run, grid = run_of(job, grid)
+        return cls(job, grid, record, run)
 
     @cached_property
     def census(self) -> ModelOnGrid:
@@ -215,11 +233,7 @@ class One:
         return self.estimate(budget=False, remarks=False)
 
     def _sequence(self, grid: Grid, overhead: Overhead) -> Sequence | None:
-        if self.run is None:
-            return None
-        from memcalc.planner.varying import Sequence
-
-        return Sequence(self.job.on, grid, overhead, self.run)
+        return None if self.run is None else _sequence(self.job, grid, overhead, self.run)
 
     @property
     def _time(self) -> StepTime | None:

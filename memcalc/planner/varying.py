@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.allocator import replay
+from memcalc.allocator.growth import mapped_up_to, reserved_up_to
 from memcalc.batches import (
     BUDGETED,
     SEED,
@@ -27,7 +28,7 @@ from memcalc.events.passing import PassingTerms
 from memcalc.events.stage import Stage, passes
 from memcalc.events.writer import StepWriter
 from memcalc.planner.request import flag
-from memcalc.planner.stage_peaks import Peaks, Replayed, at_stage, has_observed, peaks_of, replayed_from
+from memcalc.planner.stage_peaks import Peaks, Replayed, UnsafeError, at_stage, has_observed, peaks_of, replayed_from
 from memcalc.results.details import LengthFacts
 from memcalc.specs.options import BATCHING, BatchInputs
 from memcalc.terms.build import build_ledger
@@ -199,25 +200,36 @@ class Sequence:
         count = min(int(np.ravel(self.grid.accumulation)[0]), flight + 1)
         return [*steps, [self.run.longest] * count]
 
-    def played(self, stage: int) -> Replayed | None:
-        """What the allocator shows over the steps; None where the era's allocator had other rules."""
+    def played(self, stage: int, *, only_safe: bool = False) -> Replayed | None:
+        """What the allocator shows over the steps; None where the era's allocator had other rules.
+
+        With ``only_safe`` it may end with UnsafeError, as a replay of one shape does.
+        """
         if self.grid.habits.allocator != "caching":
             return None
         steps = self.steps(stage)
         ledgers = {shape: self.ledger(shape) for shape in {*chain.from_iterable(steps), self.run.longest}}
         space, expandable = self.overhead.room, bool(self.grid.fixed.expandable_segments)
-
-        def simulated(*, observed: bool) -> Any:
-            events = varying_events(ledgers, steps, self.run.longest, stage, observed=observed)
-            return replay(events, capacity=space, expandable=expandable)
-
-        result = simulated(observed=True)
-        if result.out_of_memory and has_observed(ledgers[self.run.longest][1]):
-            result = simulated(observed=False)
-        played = replayed_from(result, self.overhead, result.retries // len(steps))
-        # What a sampler reads is seldom what the last flush has left
+        ends = only_safe and not has_observed(ledgers[self.run.longest][1])
+        most = min(space, self.overhead.most_safe) if ends else space
         several = len({*chain.from_iterable(steps)}) > 1
-        return replace(played, reserved=result.peak_reserved, grows=several and not expandable)
+
+        def events(*, observed: bool = True) -> Iterator[Event]:
+            return varying_events(ledgers, steps, self.run.longest, stage, observed=observed)
+
+        reserved = mapped_up_to(events(), most, space) if expandable else reserved_up_to(events(), most)
+        if reserved is None and ends:
+            raise UnsafeError(stage)
+        if reserved is not None:
+            played = Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
+        else:
+            result = replay(events(), capacity=space, expandable=expandable)
+            if result.out_of_memory and has_observed(ledgers[self.run.longest][1]):
+                result = replay(events(observed=False), capacity=space, expandable=expandable)
+            # What a sampler reads is seldom what the last flush has left
+            flushed = replayed_from(result, self.overhead, result.retries // len(steps))
+            played = replace(flushed, reserved=result.peak_reserved)
+        return replace(played, grows=several and not expandable)
 
     def verdict(self, shape: Shape) -> str:
         """Whether steps of nothing but this micro-batch fit."""
