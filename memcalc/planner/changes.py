@@ -17,7 +17,7 @@ from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.costs import ROUNDING
 from memcalc.planner.direct import is_launched, smaller_losses
-from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
+from memcalc.planner.finalists import SimulatedPlan, finalist, in_sequence, time_of
 from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.search import Wanted
@@ -157,6 +157,7 @@ class Search:
             change = change.beside(Change(change.group, {"offload": value_text(plan.strategy.offload)}))
         record = change.recorded(self.record)
         job, speed = change.applied(self.job), plan.candidate.tokens_per_second_per_gpu
+        plan = in_sequence(job, plan) if plan.peaks.runs and change.group != "not enough" else plan
         time, need = time_of(plan.census, job.gpu, job.node), offload_need(plan.census, job.node)
         layout, fixed = plan.candidate.layout, plan.candidate.grid.fixed
         return Nearest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,14 +68,14 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     With ``only_whole`` it says so before any replay of one that allocates more than there is, or that cannot do what
     the job does beside its steps. What a job, or one that was made from it, has replayed before is not replayed again.
     """
-    run, single = run_of(job, single_grid(candidate))
+    single = single_grid(candidate)
     census, overhead = job.on(single), overhead_of(job.gpu, single, candidate.layout)
     case = id(job.model), id(job.node), single, overhead, only_whole
     _, _, known = job.replayed.setdefault(case, (job.model, job.node, {}))
     if known.keys().isdisjoint({False, only_safe}):
         try:
             # Of a safe one all figures are known, whoever asks for them
-            known[False] = _peaks(job, census, overhead, run, only_safe=only_safe, only_whole=only_whole)
+            known[False] = _peaks(job, census, overhead, only_safe=only_safe, only_whole=only_whole)
         except UnsafeError:
             known[only_safe] = None
     peaks = known.get(False)
@@ -84,13 +84,25 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     return SimulatedPlan(candidate, census, peaks)
 
 
+def _peaks(job: PlanJob, census: ModelOnGrid, overhead: Overhead, *, only_safe: bool, only_whole: bool) -> Peaks:
+    """The figures of a strategy alone; UnsafeError as :func:`finalist` has it."""
+    if only_whole and failing_beside(census, overhead, job.node):
+        raise UnsafeError
+    ledger = build_ledger(census, overhead.workspaces, detail=False)
+    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=only_whole)
+    return peaks if only_whole else with_beside(peaks, census, job.node)
+
+
 def run_of(job: PlanJob, grid: Grid) -> tuple[BatchRun | None, Grid]:
     """The micro-batches of a job whose sequences differ in length, and a grid of one strategy with the longest."""
     if job.lengths is None:
         return None, grid
     from memcalc.planner.varying import BatchRun
 
-    run = BatchRun.of(job.lengths, grid)
+    lengths = job.lengths
+    if not lengths.budgeted:  # a remedy may cut sequences that the job does not
+        lengths = replace(lengths, cut=min(lengths.cut, grid.fixed.seq_len))
+    run = BatchRun.of(lengths, grid)
     return run, run.at_longest(grid)
 
 
@@ -100,19 +112,18 @@ def _sequence(job: PlanJob, grid: Grid, overhead: Overhead, run: BatchRun) -> Se
     return Sequence(job.on, grid, overhead, run)
 
 
-def _peaks(
-    job: PlanJob, census: ModelOnGrid, overhead: Overhead, run: BatchRun | None, *, only_safe: bool, only_whole: bool
-) -> Peaks:
-    """The figures of a strategy alone; UnsafeError as :func:`finalist` has it."""
-    if only_whole and failing_beside(census, overhead, job.node):
-        raise UnsafeError
+def in_sequence(job: PlanJob, plan: SimulatedPlan) -> SimulatedPlan:
+    """The same with the holes that micro-batches of other lengths leave before the longest, as an estimate has them.
+
+    A search judges the longest alone: a replay of all takes ten times as long.
+    """
+    run, grid = run_of(job, plan.single)
+    if run is None:
+        return plan
+    census, overhead = job.on(grid), overhead_of(job.gpu, grid, grid.layouts[0])
     ledger = build_ledger(census, overhead.workspaces, detail=False)
-    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=only_whole)
-    # Micro-batches of other lengths leave holes that the longest alone has not: those of a strategy that runs count too
-    if run is not None and peaks.verdict in ({"fits"} if only_safe else {"fits", "tight"}):
-        played = partial(_sequence(job, census.grid, overhead, run).played, only_safe=only_safe)
-        peaks = peaks_of(census, ledger, overhead, also=played)
-    return peaks if only_whole else with_beside(peaks, census, job.node)
+    peaks = peaks_of(census, ledger, overhead, also=_sequence(job, grid, overhead, run).played)
+    return replace(plan, census=census, peaks=with_beside(peaks, census, job.node))
 
 
 def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:

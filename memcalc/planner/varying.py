@@ -28,7 +28,7 @@ from memcalc.events.passing import PassingTerms
 from memcalc.events.stage import Stage, passes
 from memcalc.events.writer import StepWriter
 from memcalc.planner.request import flag
-from memcalc.planner.stage_peaks import Peaks, Replayed, UnsafeError, at_stage, has_observed, peaks_of, replayed_from
+from memcalc.planner.stage_peaks import Peaks, Replayed, at_stage, has_observed, peaks_of, replayed_from
 from memcalc.results.details import LengthFacts
 from memcalc.specs.options import BATCHING, BatchInputs
 from memcalc.terms.build import build_ledger
@@ -200,26 +200,19 @@ class Sequence:
         count = min(int(np.ravel(self.grid.accumulation)[0]), flight + 1)
         return [*steps, [self.run.longest] * count]
 
-    def played(self, stage: int, *, only_safe: bool = False) -> Replayed | None:
-        """What the allocator shows over the steps; None where the era's allocator had other rules.
-
-        With ``only_safe`` it may end with UnsafeError, as a replay of one shape does.
-        """
+    def played(self, stage: int) -> Replayed | None:
+        """What the allocator shows over the steps; None where the era's allocator had other rules."""
         if self.grid.habits.allocator != "caching":
             return None
         steps = self.steps(stage)
         ledgers = {shape: self.ledger(shape) for shape in {*chain.from_iterable(steps), self.run.longest}}
         space, expandable = self.overhead.room, bool(self.grid.fixed.expandable_segments)
-        ends = only_safe and not has_observed(ledgers[self.run.longest][1])
-        most = min(space, self.overhead.most_safe) if ends else space
         several = len({*chain.from_iterable(steps)}) > 1
 
         def events(*, observed: bool = True) -> Iterator[Event]:
             return varying_events(ledgers, steps, self.run.longest, stage, observed=observed)
 
-        reserved = mapped_up_to(events(), most, space) if expandable else reserved_up_to(events(), most)
-        if reserved is None and ends:
-            raise UnsafeError(stage)
+        reserved = mapped_up_to(events(), space, space) if expandable else reserved_up_to(events(), space)
         if reserved is not None:
             played = Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
         else:
