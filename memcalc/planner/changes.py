@@ -16,8 +16,8 @@ from memcalc.planner.as_is import check_class
 from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.costs import ROUNDING
-from memcalc.planner.direct import is_launched, smaller_losses
-from memcalc.planner.finalists import SimulatedPlan, finalist, time_of
+from memcalc.planner.direct import is_launched, is_told, smaller_losses
+from memcalc.planner.finalists import SimulatedPlan, finalist, in_sequence, time_of
 from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.search import Wanted
@@ -157,6 +157,7 @@ class Search:
             change = change.beside(Change(change.group, {"offload": value_text(plan.strategy.offload)}))
         record = change.recorded(self.record)
         job, speed = change.applied(self.job), plan.candidate.tokens_per_second_per_gpu
+        plan = in_sequence(job, plan) if plan.peaks.runs and change.group != "not enough" else plan
         time, need = time_of(plan.census, job.gpu, job.node), offload_need(plan.census, job.node)
         layout, fixed = plan.candidate.layout, plan.candidate.grid.fixed
         return Nearest(
@@ -235,8 +236,10 @@ class Search:
         frozen, precision = defaults.is_frozen(self.job.request), self.given.get("precision")
         sums = {"strategy.reduce_dtype": "bf16"} if self._may_sum_in_16_bits(precision) else {}
         summed = [Change("numerics", {}, sums)] if sums else []
+        _, habits = defaults.habits_for(self.job.request)
         narrow = [Change("numerics", {"precision": "bf16"})] if precision != "bf16" else []
-        eight = [Change("numerics", {"optimizer": "adamw-8bit"})] if self._is_adamw else []
+        is_eight = self._is_adamw and is_told(self.job.request, habits, self.job.model, "optimizer", "adamw-8bit")
+        eight = [Change("numerics", {"optimizer": "adamw-8bit"})] if is_eight else []
         return [] if frozen else summed + eight + narrow
 
     @property

@@ -16,7 +16,6 @@ from memcalc.frameworks.capabilities import OFFLOADS, OPTIONS, Clash, fitting, k
 from memcalc.grid import column
 from memcalc.planner.optimizers import named_in
 from memcalc.planner.pipelines import can_replicate
-from memcalc.specs.options import DEGREES
 
 if TYPE_CHECKING:
     from memcalc.formulas import Array
@@ -39,8 +38,8 @@ _ELSEWHERE = ("precision", "parallel", "uneven")
 """What :mod:`memcalc.planner.defaults` and the layouts check."""
 _SEARCHED = ("zero", "precision", "recompute", "offload", "parallel")
 """Options that are axes of a grid; the others are the same for all its strategies."""
-_PINNED_BY = {"parallel": (*DEGREES, "sp", "gpus")}
-"""The options that say whether there is a kind of parallelism."""
+_PINNED_BY = {"tp+sp": ("tp", "sp"), "dp": ("gpus",), "hsdp": ("dp_replicate",)}
+"""The options that say whether there is a kind of parallelism, where they are not the one of its name."""
 
 
 def capabilities_for(request: Request, habits: Habits, model: Model) -> Capabilities:
@@ -91,15 +90,15 @@ def clashes_for(request: Request, habits: Habits, model: Model) -> tuple[Clash, 
         clash
         for clash in clashes
         if not clash.code
-        or not (request.beyond or all(_pinned(request, side[0]) for side in (clash.first, clash.second)))
+        or not (request.beyond or all(_pinned(request, *side) for side in (clash.first, clash.second)))
     )
 
 
-def _pinned(request: Request, option: str) -> bool:
-    """Whether the request decides an option, which what all strategies share is in any case."""
+def _pinned(request: Request, option: str, values: tuple[str, ...]) -> bool:
+    """Whether the request decides if an option has such values, which what all strategies share is in any case."""
     if option not in _SEARCHED:
         return True
-    names = _PINNED_BY.get(option, (option,))
+    names = [name for kind in values for name in _PINNED_BY.get(kind, (kind,))] if option == "parallel" else [option]
     return any(request.given.get(name) is not None or name in request.choices for name in names)
 
 
@@ -153,6 +152,15 @@ def smaller_losses(request: Request, habits: Habits, model: Model) -> dict[str, 
         with_it = replace(request, given={**request.given, "loss": loss})
         known[loss] = capabilities_for(with_it, habits, model).loss.needs(loss, model)
     return {loss: code for loss, code in known.items() if code is not None}
+
+
+def is_told(request: Request, habits: Habits, model: Model, option: str, value: str) -> bool:
+    """Whether the framework can be told a value of an option beside all that is given, or more than that is asked for.
+
+    Of options that are not told in a word, such as kinds of parallelism, it says nothing.
+    """
+    with_it = replace(request, given={**request.given, option: value})
+    return request.beyond or getattr(capabilities_for(with_it, habits, model), option).needs(value, model) == ""
 
 
 def offload_of(request: Request, habits: Habits, model: Model) -> str:

@@ -93,6 +93,39 @@ def _peaks(job: PlanJob, census: ModelOnGrid, overhead: Overhead, *, only_safe: 
     return peaks if only_whole else with_beside(peaks, census, job.node)
 
 
+def run_of(job: PlanJob, grid: Grid) -> tuple[BatchRun | None, Grid]:
+    """The micro-batches of a job whose sequences differ in length, and a grid of one strategy with the longest."""
+    if job.lengths is None:
+        return None, grid
+    from memcalc.planner.varying import BatchRun
+
+    lengths = job.lengths
+    if not lengths.budgeted:  # a remedy may cut sequences that the job does not
+        lengths = replace(lengths, cut=min(lengths.cut, grid.fixed.seq_len))
+    run = BatchRun.of(lengths, grid)
+    return run, run.at_longest(grid)
+
+
+def _sequence(job: PlanJob, grid: Grid, overhead: Overhead, run: BatchRun) -> Sequence:
+    from memcalc.planner.varying import Sequence
+
+    return Sequence(job.on, grid, overhead, run)
+
+
+def in_sequence(job: PlanJob, plan: SimulatedPlan) -> SimulatedPlan:
+    """The same with the holes that micro-batches of other lengths leave before the longest, as an estimate has them.
+
+    A search judges the longest alone: a replay of all takes ten times as long.
+    """
+    run, grid = run_of(job, plan.single)
+    if run is None:
+        return plan
+    census, overhead = job.on(grid), overhead_of(job.gpu, grid, grid.layouts[0])
+    ledger = build_ledger(census, overhead.workspaces, detail=False)
+    peaks = peaks_of(census, ledger, overhead, also=_sequence(job, grid, overhead, run).played)
+    return replace(plan, census=census, peaks=with_beside(peaks, census, job.node))
+
+
 def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:
     """The ledger of one found strategy alone, with all its pipeline stages."""
     grid = single_grid(candidate)
@@ -166,12 +199,8 @@ class One:
         Raises :class:`memcalc.errors.CombinationError` where it is impossible.
         """
         grid = axes.single_strategy(job.request, job.model, job.gpu, job.node)
-        if job.lengths is None:
-            return cls(job, grid, record)
-        from memcalc.planner.varying import BatchRun
-
-        run = BatchRun.of(job.lengths, grid)
-        return cls(job, run.at_longest(grid), record, run)
+        run, grid = run_of(job, grid)
+        return cls(job, grid, record, run)
 
     @cached_property
     def census(self) -> ModelOnGrid:
@@ -215,11 +244,7 @@ class One:
         return self.estimate(budget=False, remarks=False)
 
     def _sequence(self, grid: Grid, overhead: Overhead) -> Sequence | None:
-        if self.run is None:
-            return None
-        from memcalc.planner.varying import Sequence
-
-        return Sequence(self.job.on, grid, overhead, self.run)
+        return None if self.run is None else _sequence(self.job, grid, overhead, self.run)
 
     @property
     def _time(self) -> StepTime | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from memcalc._version import __version__
 from memcalc.errors import InputError
-from memcalc.frameworks import habits_of
+from memcalc.frameworks import grows_segments, habits_of
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner import axes
 from memcalc.planner.answer import FSDP_1, borrowed_by, hardware_facts, is_deprecated, model_facts, scalar, strategy_of
@@ -19,7 +19,7 @@ from memcalc.planner.budget import NO_SWAPPER, capacity, lacks_nvme_swap, offloa
 from memcalc.planner.choice import FEW, Choice, chosen, searched_strategies, simplest, with_batches
 from memcalc.planner.costs import even_over_chunks
 from memcalc.planner.defaults import sequence_length
-from memcalc.planner.finalists import SimulatedPlan, time_of, unchecked_warnings
+from memcalc.planner.finalists import SimulatedPlan, in_sequence, time_of, unchecked_warnings
 from memcalc.planner.job import strategy_record
 from memcalc.planner.occasions import asked_for, occasions_of, uncounted
 from memcalc.planner.ranking import Objective, ObjectiveName
@@ -249,7 +249,7 @@ def replace_rank(plan: Plan, rank: int) -> Plan:
 
 
 def _plan(job: PlanJob, row: Choice, first: Choice, wish: PlanOptions, record: JobRecord) -> Plan:
-    simulated = row.plan
+    simulated = in_sequence(job, row.plan)
     candidate, peaks, strategy = simulated.candidate, simulated.peaks, simulated.strategy
     fixed = candidate.grid.fixed
     waste = wish.goal.waste(fixed.global_batch, fixed.seq_len)
@@ -341,6 +341,18 @@ def _names(plans: tuple[Plan, ...]) -> dict[int, str]:
     return {plan.rank: f"#{plan.rank}" for plan in plans}
 
 
+HOLES = (
+    "each new length adds to what the allocator's cache keeps, up to the full card: "
+    "--set strategy.expandable_segments=true lets it shrink again"
+)
+
+
+def _may_grow(job: PlanJob, plan: Plan) -> bool:
+    """Whether segments could grow, and do not."""
+    strategy = plan.strategy
+    return job.gpu.vendor == "nvidia" and grows_segments(strategy.framework) and not strategy.expandable_segments
+
+
 def _uncounted(job: PlanJob, ready: Mapping[int, list[Choice]]) -> tuple[str, ...]:
     """What the job is told to do beside its steps and what nobody here knows, of the first plan."""
     if not ready:
@@ -373,6 +385,7 @@ def _warnings(job: PlanJob, plans: tuple[Plan, ...], outcomes: Mapping[int, Sear
         text.append(NO_SWAPPER)
     chosen_batch = "global_batch" in job.request.given or "global_batch" in job.request.choices
     text += {_waits_for_experts(job, plan) for plan in plans[:1]} - {""}
+    text += [f"{HOLES}." for plan in plans[:1] if job.lengths and plan.verdict == "tight" and _may_grow(job, plan)]
     empty = [plan for plan in plans[:1] if plan.time.bubble > LONG_BUBBLE * plan.time.step]
     text += [] if chosen_batch else map(_small_batch, empty)
     missing = [gpus for gpus in outcomes if not any(plan.gpus == gpus for plan in plans)]

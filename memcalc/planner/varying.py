@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memcalc.allocator import replay
+from memcalc.allocator.growth import mapped_up_to, reserved_up_to
 from memcalc.batches import (
     BUDGETED,
     SEED,
@@ -206,18 +207,22 @@ class Sequence:
         steps = self.steps(stage)
         ledgers = {shape: self.ledger(shape) for shape in {*chain.from_iterable(steps), self.run.longest}}
         space, expandable = self.overhead.room, bool(self.grid.fixed.expandable_segments)
-
-        def simulated(*, observed: bool) -> Any:
-            events = varying_events(ledgers, steps, self.run.longest, stage, observed=observed)
-            return replay(events, capacity=space, expandable=expandable)
-
-        result = simulated(observed=True)
-        if result.out_of_memory and has_observed(ledgers[self.run.longest][1]):
-            result = simulated(observed=False)
-        played = replayed_from(result, self.overhead, result.retries // len(steps))
-        # What a sampler reads is seldom what the last flush has left
         several = len({*chain.from_iterable(steps)}) > 1
-        return replace(played, reserved=result.peak_reserved, grows=several and not expandable)
+
+        def events(*, observed: bool = True) -> Iterator[Event]:
+            return varying_events(ledgers, steps, self.run.longest, stage, observed=observed)
+
+        reserved = mapped_up_to(events(), space, space) if expandable else reserved_up_to(events(), space)
+        if reserved is not None:
+            played = Replayed(reserved, reserved, retries=0, flushes=0, runs=True, short=0)
+        else:
+            result = replay(events(), capacity=space, expandable=expandable)
+            if result.out_of_memory and has_observed(ledgers[self.run.longest][1]):
+                result = replay(events(observed=False), capacity=space, expandable=expandable)
+            # What a sampler reads is seldom what the last flush has left
+            flushed = replayed_from(result, self.overhead, result.retries // len(steps))
+            played = replace(flushed, reserved=result.peak_reserved)
+        return replace(played, grows=several and not expandable)
 
     def verdict(self, shape: Shape) -> str:
         """Whether steps of nothing but this micro-batch fit."""

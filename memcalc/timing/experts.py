@@ -142,5 +142,11 @@ def unmade_rows(b: BlockWork) -> Array:
 
 
 def in_node(grid: Grid, node: Node, ranks: Array, stride: Array) -> Array:
-    """Ranks of a group that share a node, where neighbours of the group are ``stride`` ranks apart."""
-    return np.maximum(np.minimum(ranks, node.gpus // np.minimum(stride, node.gpus)), 1) + 0 * grid.degree("tp")
+    """Ranks of a group that share a node, where neighbours of the group are ``stride`` ranks apart.
+
+    Where groups are no whole part of a node its end cuts some, and all wait for these: equal parts of one lie in each.
+    Jobs that do not fill their nodes leave such GPUs out (64 of 72 of an NVL72, as NVIDIA's recipes do).
+    """
+    each, gpus = node.gpus // np.minimum(stride, node.gpus), grid.degree("gpus")
+    cut = (ranks < each) & (each % ranks > 0) & (gpus > node.gpus) & (gpus % node.gpus == 0)
+    return np.maximum(np.where(cut, np.gcd(each, ranks), np.minimum(ranks, each)), 1) + 0 * grid.degree("tp")

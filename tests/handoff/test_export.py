@@ -660,3 +660,11 @@ def test_a_refused_export_writes_nothing(saved: Path) -> None:
 def test_the_help_names_every_format() -> None:
     told = run("export", "--help").stdout
     assert [name for name in WRITABLE if name not in told] == []
+
+
+def test_latent_attention_has_its_norms_in_megatron() -> None:
+    """Under MLA the up projections have norms with the flag alone (core/models/gpt/gpt_layer_specs.py)."""
+    words = {"gpu": "h100", "gpus": 8, "framework": "megatron", "tp": 1, "pp": 1, "cp": 1, "recompute": "full"}
+    for model, ep in (("deepseek-v2-lite", 8), ("llama-3.2-1b", 1)):
+        plans = memcalc.plan(model=model, **words, ep=ep, micro_batch=1, offload="none", top=1, advice=False)
+        assert ("--qk-layernorm" in memcalc.export(plans)["pretrain_gpt.sh"]) is (ep == 8)

@@ -11,6 +11,7 @@ from command_lines import keywords
 from typer.testing import CliRunner
 
 import memcalc
+from memcalc.api import single
 from memcalc.cli.app import app
 from memcalc.frameworks.capabilities import own_code
 from memcalc.planner.changes import Search
@@ -324,3 +325,22 @@ def test_adapters_are_planned_under_autocast_where_that_is_faster_and_without_wh
     assert memcalc.estimate(**faster.job.keywords()).peak.device == faster.peak.device
     full = memcalc.plan(model="llama-3-8b", gpu="rtx-3090", gpus=1, lora=True, offload="none", advice=False).plans[0]
     assert (full.strategy.autocast, full.verdict) == (False, "tight")
+
+
+def test_what_is_pinned_brings_nothing_that_needs_code_beside_it() -> None:
+    """FSDP 2's script cannot be told activations offloaded beside TP: where one is given the other is left out."""
+    words: dict[str, Any] = {"model": "llama-2-7b", "gpu": "a100-40g", "gpus": 4, "recompute": "full", "advice": False}
+    words["offload"] = "params,activations"
+    open_ = memcalc.plan(**words, top=20).plans
+    assert {plan.own_code for plan in open_} == {()}
+    assert memcalc.plan(**words, tp=2, top=1).plans[0].own_code
+
+
+@pytest.mark.parametrize(
+    ("framework", "has"), [("megatron", False), ("torchtitan", False), ("fsdp2", True), ("hf", True)]
+)
+def test_remedies_are_numerics_that_the_framework_has(framework: str, has: bool) -> None:
+    """Megatron-LM and torchtitan have no 8-bit AdamW (megatron/training/arguments.py; components/optimizer.py)."""
+    one = single(model="llama-2-7b", gpu="a100-40g", gpus=8, framework=framework)
+    changes = {change.text for change in Search(one.job, 8, one.record).numerics}
+    assert ("--optimizer adamw-8bit" in changes) is has

@@ -179,6 +179,16 @@ def test_searches_are_about_the_longest() -> None:
             search(**words, lengths="300:1500:2k", batching="token-budget", token_budget=8192)
 
 
+@pytest.mark.parametrize("batching", ["pad", "flatten"])
+def test_a_plan_has_the_figures_of_its_estimate(batching: str) -> None:
+    words = {**JOB, "offload": "none", "precision": "bf16-mixed", "lengths": "300:1500:2k", "batching": batching}
+    plan = memcalc.plan(**words, top=1, advice=False).plans[0]
+    answer = memcalc.estimate(**plan.job.keywords())
+    assert answer.lengths is not None
+    assert answer.lengths.in_sequence > answer.lengths.alone
+    assert (plan.peak.device, plan.verdict) == (answer.peak.device, answer.verdict)
+
+
 def test_a_pipeline_holds_micro_batches_of_several_shapes() -> None:
     words = {**JOB, "gpus": 3, "pp": 3, "framework": "megatron", "zero": 1, "global_batch": 32}
     answer = memcalc.estimate(**words, lengths="300:1500:2k")

@@ -607,3 +607,11 @@ def test_rows_of_experts_that_run_again_are_sorted_once_too(recompute: str, exch
     both, one = (total(work(words, moe_dispatcher=name).again.written) for name in ("alltoall", "deepep"))
     assert both - one == pytest.approx(48 * exchanges * rows)
     assert one >= 0
+
+
+@pytest.mark.parametrize(("tp", "gpus", "here"), [(2, 16, 2), (8, 16, 8), (3, 6, 3), (3, 24, 1), (6, 24, 2)])
+def test_groups_that_are_no_whole_part_of_a_node_lie_in_several(tp: int, gpus: int, here: int) -> None:
+    """Of nodes of eight GPUs: the third group of three has ranks 6, 7 and 8, of which the last is in another node."""
+    job = {**LLAMA, "model": "gpt3-175b", "seq_len": 2048, "global_batch": gpus // tp}
+    message = work(job, framework="megatron", zero=1, tp=tp, gpus=gpus).messages.tensor
+    assert total(message.in_node) == here

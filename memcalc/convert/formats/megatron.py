@@ -301,7 +301,8 @@ def model_flags(job: ConfigJob, model: Model) -> dict[str, Any]:
         "untie_embeddings_and_output_weights": not model.tied or None,
         "disable_bias_linear": not biased or None,
         "add_qkv_bias": True if attention.q_bias and not biased else None,
-        "qk_layernorm": attention.qk_norm == "head" or None,
+        # Latents have their norms in the up projections, with the flag alone (core/models/gpt/gpt_layer_specs.py)
+        "qk_layernorm": attention.qk_norm == "head" or attention.latent is not None or None,
         "attention_dropout": attention.dropout,
         "hidden_dropout": block.dropout,
         "vocab_size": model.vocab,
