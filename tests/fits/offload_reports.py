@@ -78,7 +78,7 @@ def predicted(report: Report) -> int:
 
 
 def entries(low: float) -> Iterator[list[str]]:
-    """The lines of each kind: it ends at the highest report, and begins at ``low``, that of all kinds, or the lowest."""
+    """The lines of each kind: it holds all reports, and begins at ``low``, that of all kinds, or below."""
     for kind, found in errors().items():
         least, high = min(low, *(error for _, error in found)), max(error for _, error in found)
         sources = list(dict.fromkeys(source for source, _ in found))
