@@ -299,12 +299,13 @@ class FlatParameter(Partitioned):
         size = self.sizes[unit]
         while len(self.waiting) > IN_FLIGHT:
             self.log.collect(self.waiting.pop(0))
-        shard = self.log.alloc(self.away * -(-size.whole // self.ranks), UPLOAD, "shard, from the host")
+        width = 1 + bool(size.shard_copy)  # of what is cast in fp32, and so twice as wide
+        shard = self.log.alloc(self.away * width * -(-size.whole // self.ranks), UPLOAD, "shard, from the host")
         self.log.collect(self.sent)
         self.log.drop_all([shard])
         self.sent.append(shard)
         self.whole[unit] = [
-            self.log.alloc(size.shard_copy * (not self.away), GATHER, "shard, cast"),
+            self.log.alloc(size.shard_copy, GATHER, "shard, cast"),
             self.log.alloc(size.whole, GATHER, "gathered flat parameter"),
         ]
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import memcalc
 from memcalc import catalog, validation
+from memcalc.frameworks import habits_of
 from memcalc.runs import read_runs
-from memcalc.terms.overhead import UNITS_AWAY, WEIGHTS_AWAY
+from memcalc.terms.overhead import UNITS_AWAY, WEIGHTS_AWAY, Choice, kind_of
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def errors() -> dict[str, list[tuple[str, float]]]:
 def _of_units() -> Iterator[tuple[str, float]]:
     """Of FSDP 1; a figure of which the tool is not said is taken for the process's."""
     for run in read_runs().run:
-        if "params" in run.strategy.get("offload", "") and run.strategy["framework"] in ("fsdp1@2.2", "hf@4.39"):
+        habits = habits_of(run.strategy["framework"])
+        choice = Choice(run.gpus, run.strategy.get("zero", 0), run.strategy.get("offload", ()), "none", False)
+        if kind_of(habits, choice) == UNITS_AWAY:
             peak, known = validation.predict(run).peak, run.measured
             pairs = ((known.reserved, peak.reserved), (known.unknown, peak.device))
             yield from ((run.source.split()[0], shown / size - 1) for shown, size in pairs if shown)
