@@ -264,6 +264,11 @@ class Stage:
         return sum(self.scalar(term.bytes) for term in terms)
 
     @property
+    def sharers(self) -> int:
+        """Ranks that share each unit where its shards are on the host, else 0."""
+        return self.scalar(self.grid.ranks) * ("params" in self.grid.offloads[0])
+
+    @property
     def loaded(self) -> list[list[int]]:
         """Bytes of the weights of one block of each kind, and of embedding and head with its norm, as they load."""
         base, width = Base(self.census), self.scalar(self.grid.width("parameter"))

@@ -267,9 +267,8 @@ class FlatParameter(Partitioned):
     """Backward gathers the next unit beside the running one."""
     casts: bool = False
     """Gradients are reduced in another width than they are computed in."""
-    ranks: int = 1
-    away: bool = False
-    """Shards live on the host."""
+    ranks: int = 0
+    """Those that have a shard of each unit on their host; 0 where shards are on the GPU."""
     whole: dict[int, list[int]] = field(default_factory=dict)
     waiting: list[list[int]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
@@ -284,7 +283,7 @@ class FlatParameter(Partitioned):
         """
         for weights in units:
             flat = sum(weights)
-            sizes = [*weights, flat, self.away * -(-flat // self.ranks)]
+            sizes = [*weights, flat, -(-flat // self.ranks) if self.ranks else 0]
             self.log.free_all([self.log.alloc(size, COMPUTE, "unit, as it is wrapped") for size in sizes])
 
     def enter(self, unit: int, following: int | None, /, *, backward: bool = False) -> None:  # noqa: ARG002
@@ -300,7 +299,7 @@ class FlatParameter(Partitioned):
         while len(self.waiting) > IN_FLIGHT:
             self.log.collect(self.waiting.pop(0))
         width = 1 + bool(size.shard_copy)  # of what is cast in fp32, and so twice as wide
-        shard = self.log.alloc(self.away * width * -(-size.whole // self.ranks), UPLOAD, "shard, from the host")
+        shard = self.log.alloc(-(-width * size.whole // self.ranks) if self.ranks else 0, UPLOAD, "shard, uploaded")
         self.log.collect(self.sent)
         self.log.drop_all([shard])
         self.sent.append(shard)

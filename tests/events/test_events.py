@@ -234,7 +234,7 @@ def test_fsdp_1_wraps_a_unit_in_the_compute_stream_and_uploads_its_shard_in_anot
     """
     log = Log()
     size = Sizes(whole=40 << 20, shard_copy=0, reduce_input=0, reduced=0, reduce_output=0)
-    units = FlatParameter(log, [size] * 2, ranks=2, away=away)
+    units = FlatParameter(log, [size] * 2, ranks=2 * away)
     units.wrap([[30 << 20, 10 << 20]] * 2)
     for unit in (1, 0):
         units.enter(unit, None)
