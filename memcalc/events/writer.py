@@ -35,7 +35,7 @@ def step_events(
 ) -> Iterator[Event]:
     """Allocations and frees of a few optimizer steps on a stage, with a mark where a phase begins.
 
-    Written as the replay comes to it. ``rank``: the one whose part of the optimizer's states they are. ``observed``: with
+    Written as the replay comes to it. ``rank``: the one whose part of the optimizer's states it is. ``observed``: with
     what measured runs reserve although no tensor was found for it, and the blocks that FSDP 1's wrapping leaves free.
     """
     return chain.from_iterable(StepWriter(census, ledger, stage, rank, observed=observed).parts())
