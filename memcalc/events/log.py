@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 Event = tuple[str, int, int, int, str]
 """Kind, key, bytes, stream and name, as :func:`memcalc.allocator.replay` takes them."""
-COMPUTE, GATHER, REDUCE, CONTEXT = 0, 1, 2, 3
+COMPUTE, GATHER, REDUCE, CONTEXT, UPLOAD = range(5)
 """The streams."""
 Script = list[tuple[list[Event], int | None]]
 """Events that are the same in every micro-batch and block, and what a :class:`Run` does after each of these lists: an
 event of its template; None where it is done."""
-ROOT = 4
+ROOT = 5
 """What tells streams of one root of FSDP 2 from those of the next."""
 STREAMS = {"compute": COMPUTE, "all-gather": GATHER, "reduce-scatter": REDUCE}
 

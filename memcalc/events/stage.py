@@ -263,6 +263,21 @@ class Stage:
         terms = (t for t in self.ledger.terms if t.with_weights and len(t.phases) == len(ALWAYS))
         return sum(self.scalar(term.bytes) for term in terms)
 
+    @property
+    def sharers(self) -> int:
+        """Ranks that share each unit where its shards are on the host, else 0."""
+        return self.scalar(self.grid.ranks) * ("params" in self.grid.offloads[0])
+
+    @property
+    def loaded(self) -> list[list[int]]:
+        """Bytes of the weights of one block of each kind, and of embedding and head with its norm, as they load."""
+        base, width = Base(self.census), self.scalar(self.grid.width("parameter"))
+        compute, embedding = self.scalar(self.grid.width("compute")), self.scalar(self.census.embedding)
+        blocks = {a.index: a for a in self.layers}.values()
+        gathered = [(self.scalar(base.blocks[a.index]) * width // compute, weights_of(a)) for a in blocks]
+        head = max(self.scalar(self.census.root) - embedding, 0)
+        return [*(in_shares(*block) for block in gathered), [embedding * width, head * width]]
+
     def unit_sizes(self) -> list[Sizes]:
         """Bytes of each block of the stage as a unit, and of the root unit."""
         base, model = Base(self.census), self.trained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memcalc.events.log import COMPUTE, GATHER, REDUCE, ROOT, Log
+from memcalc.events.log import COMPUTE, GATHER, REDUCE, ROOT, UPLOAD, Log
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Whole:
     log: Log
     sizes: list[Sizes]
     gradients: dict[int, list[int]] = field(default_factory=dict)
+
+    def wrap(self, units: list[list[int]]) -> None:
+        """As the model is made ready for training: bytes of the weights of each unit, the root's last."""
 
     def begin(self) -> None:
         """Before the first forward of a step."""
@@ -264,9 +267,24 @@ class FlatParameter(Partitioned):
     """Backward gathers the next unit beside the running one."""
     casts: bool = False
     """Gradients are reduced in another width than they are computed in."""
+    ranks: int = 0
+    """Those that have a shard of each unit on their host; 0 where shards are on the GPU."""
     whole: dict[int, list[int]] = field(default_factory=dict)
     waiting: list[list[int]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    """Shards that came from the host and are being gathered."""
+
+    def wrap(self, units: list[list[int]]) -> None:
+        """A unit's weights, their flat copy and, where it leaves for the host, its shard are there together.
+
+        Source: torch/distributed/fsdp/_init_utils.py (``_init_param_handle_from_module``: weights move to the GPU;
+        ``_init_param_handle_from_params``: the shard is cut out of the flat copy), in the compute stream, torch 2.13.
+        """
+        for weights in units:
+            flat = sum(weights)
+            sizes = [*weights, flat, -(-flat // self.ranks) if self.ranks else 0]
+            self.log.free_all([self.log.alloc(size, COMPUTE, "unit, as it is wrapped") for size in sizes])
 
     def enter(self, unit: int, following: int | None, /, *, backward: bool = False) -> None:  # noqa: ARG002
         """Gather a unit, and the one after it where backward does; what was freed two units ago is free by now."""
@@ -280,6 +298,11 @@ class FlatParameter(Partitioned):
         size = self.sizes[unit]
         while len(self.waiting) > IN_FLIGHT:
             self.log.collect(self.waiting.pop(0))
+        width = 1 + bool(size.shard_copy)  # of what is cast in fp32, and so twice as wide
+        shard = self.log.alloc(-(-width * size.whole // self.ranks) if self.ranks else 0, UPLOAD, "shard, uploaded")
+        self.log.collect(self.sent)
+        self.log.drop_all([shard])
+        self.sent.append(shard)
         self.whole[unit] = [
             self.log.alloc(size.shard_copy, GATHER, "shard, cast"),
             self.log.alloc(size.whole, GATHER, "gathered flat parameter"),

@@ -35,9 +35,8 @@ def step_events(
 ) -> Iterator[Event]:
     """Allocations and frees of a few optimizer steps on a stage, with a mark where a phase begins.
 
-    Each pass of a micro-batch is written when the replay comes to it, which may end early. ``rank`` is the one of those
-    that share the optimizer's states whose part they are, where these are parts of weights. ``observed``: with memory
-    that measured runs reserve although no tensor was found for it.
+    Written as the replay comes to it. ``rank``: the one whose part of the optimizer's states it is. ``observed``: with
+    what measured runs reserve although no tensor was found for it, and the blocks that FSDP 1's wrapping leaves free.
     """
     return chain.from_iterable(StepWriter(census, ledger, stage, rank, observed=observed).parts())
 
@@ -64,6 +63,7 @@ class StepWriter(PassingTerms):
         """The events, in parts."""
         self.log.mark("start")
         self._start()
+        self.units.wrap(self.loaded * self.observed)
         for index in range(ALTERNATING if self.grid.habits.flattened_gradients else STEPS):
             yield from self._step(first=index == 0)
 
@@ -391,7 +391,7 @@ class StepWriter(PassingTerms):
         keep = frozenset(range(len(sizes)) if zero == 2 else [self.last_unit])
         if habits.flat_units:
             ahead, casts = (bool(self.scalar(of(self.census))) for of in (prefetches, casts_to_reduce))
-            return FlatParameter(self.log, sizes, keep=keep, ahead=ahead, casts=casts)
+            return FlatParameter(self.log, sizes, keep=keep, ahead=ahead, casts=casts, ranks=self.sharers)
         units, copies = Units(self.census), bool(self.scalar(copies_reduced(self.census)))
         keep |= {self.last_unit - 1} if units.keeps_last else set()
         keep -= {self.last_unit} if self.scalar(units.reshards_root) else set()

@@ -52,7 +52,7 @@ from memcalc.terms.build import build_ledger
 from memcalc.terms.head import head_kept
 from memcalc.terms.host import off_gpu_terms
 from memcalc.terms.model_on_grid import ModelOnGrid
-from memcalc.terms.overhead import NAMES, STAND_IN, WEIGHTS_AWAY, borrowed_of
+from memcalc.terms.overhead import NAMES, REPORTED, STAND_IN, borrowed_of
 from memcalc.terms.parameters import model_count
 from memcalc.terms.pipeline import in_flight
 from memcalc.units import GIB
@@ -269,7 +269,7 @@ def off_gpu_of(census: ModelOnGrid) -> tuple[OffGpuTerm, ...]:
     return tuple(OffGpuTerm(**fact.model_dump(), tier=tier) for fact, tier in facts if fact.bytes)
 
 
-REPORTED = "the prediction is a lower bound; its range ends at the highest of the few figures that were reported"
+LOWER_BOUND = "the prediction is a lower bound; its range ends at the highest of the few figures that were reported"
 
 
 FSDP_1 = (
@@ -291,8 +291,8 @@ def warnings_for(
     if overhead.context_assumed:
         text.append(f"CUDA context of {gpu.name} not measured; assuming 0.5 GiB (published: 0.13 to 0.70 GiB).")
     text += borrowed_warnings(gpu, overhead.borrowed)
-    if overhead.unexplained.kind == WEIGHTS_AWAY:
-        text.append(f"{WEIGHTS_AWAY}: {REPORTED} (+{overhead.unexplained.high:.0%}).")
+    if overhead.unexplained.kind in REPORTED:
+        text.append(f"{overhead.unexplained.kind}: {LOWER_BOUND} (+{overhead.unexplained.high:.0%}).")
     text += [f"{strategy.framework} needs {OWN_CODE}: {sentence}." for sentence in own_code(strategy, model)]
     text += shortages(need, node)
     if is_deprecated(strategy):

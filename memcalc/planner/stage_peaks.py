@@ -15,6 +15,7 @@ from memcalc.ledger import PHASES, Ledger, add_up
 from memcalc.results.estimates import Interval, Peak, StagePeak, Verdict, flushed
 from memcalc.terms.head import OBSERVED
 from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.overhead import SHARDED
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
@@ -360,11 +361,17 @@ def simulate(
     space, expandable = overhead.room if limited else None, bool(census.grid.fixed.expandable_segments)
     events = step_events(census, ledger, stage, rank)
     result = replay(events, capacity=space, expandable=expandable, watch=watch and watch())
-    if result.out_of_memory and has_observed(ledger):
-        # What was only ever seen as reserved can be given back, so that it never stops a run
+    if result.out_of_memory and (has_observed(ledger) or leaves_units(census)):
+        # What was only ever seen as reserved, or is left by wrapping, can be given back, so that it never stops a run
         events = step_events(census, ledger, stage, rank, observed=False)
         result = replay(events, capacity=space, expandable=expandable, watch=watch and watch())
     return result
+
+
+def leaves_units(census: ModelOnGrid) -> bool:
+    """Whether FSDP 1's wrapping leaves free blocks, of which later requests may take other parts than in the replay."""
+    habits = census.grid.habits
+    return habits.flat_units and habits.gather == "blocks" and max(census.grid.zeros) >= SHARDED
 
 
 def has_observed(ledger: Ledger) -> bool:

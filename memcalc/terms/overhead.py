@@ -120,8 +120,11 @@ BLOCKS = "compiled blocks"
 GRAPH = "compiled graph"
 OFFLOADED = "offloaded"
 WEIGHTS_AWAY = "ZeRO-3, weights offloaded"
+UNITS_AWAY = "FSDP 1, weights offloaded"
 OTHERS = "others"
-KINDS = (ONE_GPU, FSDP1, FSDP2, GROWING, ENGINE, EARLY, BLOCKS, GRAPH, OFFLOADED, WEIGHTS_AWAY, OTHERS)
+REPORTED = (WEIGHTS_AWAY, UNITS_AWAY)
+"""Kinds that have reports in place of measured runs."""
+KINDS = (ONE_GPU, FSDP1, FSDP2, GROWING, ENGINE, EARLY, BLOCKS, GRAPH, OFFLOADED, *REPORTED, OTHERS)
 """Kinds of jobs whose allocator is replayed; those of 2021 whose is not are one by themselves, without a name here."""
 SHARDED = 2
 """The stage of ZeRO from which FSDP shards."""
@@ -149,8 +152,9 @@ def kind_of(habits: Habits, choice: Choice) -> str:
     if not habits.lazy_kernels:
         return EARLY
     if choice.offload:
-        away = habits.zero_optimizer is not None and "params" in choice.offload
-        return WEIGHTS_AWAY if away else OFFLOADED
+        flat = habits.flat_units and habits.full_shard and choice.zero >= SHARDED
+        reported = WEIGHTS_AWAY if habits.zero_optimizer is not None else UNITS_AWAY if flat else OFFLOADED
+        return reported if "params" in choice.offload else OFFLOADED
     if choice.compile != "none":
         return GRAPH if choice.compile == "model" else BLOCKS
     if choice.gpus == 1:

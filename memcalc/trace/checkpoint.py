@@ -309,7 +309,7 @@ class PackedTape(Tape):
     @property
     def packs(self) -> bool:
         """Whether hooks are on: in a forward that has a graph and is not run again."""
-        return self._grad and not self._again
+        return self._grad and not self.again
 
     def pack(self, storage: Storage, size: Size) -> Storage | None:
         """The packed copy of a tensor of ``size``; None where it stays as it is."""

@@ -147,13 +147,18 @@ def mul(tape: Tape, a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def recomputed_product(tape: Tape, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """A product with an activation of ``a`` in one generated kernel: both inputs are kept, the activation is not."""
-    sizes = (a.size, b.size)
+    """A product with an activation of ``a`` in one generated kernel: both inputs are kept, the activation is not.
+
+    Where a checkpoint computes it again, the kernel that makes the gradients of both writes the product too: it is
+    there beside them and what they are made of. Source: what PyTorch 2.13 ``torch/_inductor/codegen/wrapper.py`` writes
+    for a gated MLP under ``torch.utils.checkpoint`` (``tag_activation_checkpoint``), the product's matmul after it.
+    """
+    sizes, out = (a.size, b.size), tape.new(name, b.size)
 
     def rule(_: Grads) -> Grads:
         return [tape.new(f"gradient of a factor of {name}", size) for size in sizes]
 
-    return tape.record(tape.new(name, b.size), [a, b], rule, [a.storage, b.storage])
+    return tape.record(out, [a, b], rule, [a.storage, b.storage, *[out.storage] * tape.again])
 
 
 def gated_in_place(tape: Tape, gate: Tensor, up: Tensor, name: str) -> Tensor:

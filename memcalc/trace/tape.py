@@ -178,7 +178,7 @@ class Tape:
         self._held: list[Storage] = []
         self.shared: list[Storage] = []
         self._uses, self._summed = Counter[str](), set[str]()
-        self._again = self._lends = False
+        self.again = self._lends = False
         self._seq, self._grad = 0, True
         self._recorder: Recorder | None = None
         self._running = Node(0, (), _spent, [], 0)
@@ -198,12 +198,12 @@ class Tape:
 
         The graph of a computation that is run again goes with that run's backward, and keeps nothing longer.
         """
-        if self._grad and not self._again:
+        if self._grad and not self.again:
             self._held.append(storage)
 
     def share(self, tensors: list[Tensor], graph: list[Storage]) -> None:
         """Let a table of the model hold tensors in the place of an earlier run's, if checkpoints refer to it."""
-        if self.referred or self._again or not self._grad:
+        if self.referred or self.again or not self._grad:
             self.shared = [tensor.storage for tensor in tensors] + (graph if self._lends else [])
 
     def let_go(self) -> list[int]:
@@ -247,7 +247,7 @@ class Tape:
         self.record_many([out], inputs, rule, saved)
         if reads and isinstance(out.edge, tuple):
             out.edge[0].reads = True
-        if self._again and isinstance(out.edge, tuple) and out.edge[0].reads:
+        if self.again and isinstance(out.edge, tuple) and out.edge[0].reads:
             self.needed = self._before(out, inputs, saved)
         return out
 
@@ -288,11 +288,11 @@ class Tape:
     @contextmanager
     def enable_grad(self, *, lends: bool = False) -> Iterator[None]:
         """With a graph, whatever stands around: for what is run again; ``lends`` as of :class:`Node`."""
-        before, self._grad, self._again, self._lends = (self._grad, self._again, self._lends), True, True, lends
+        before, self._grad, self.again, self._lends = (self._grad, self.again, self._lends), True, True, lends
         try:
             yield
         finally:
-            self._grad, self._again, self._lends = before
+            self._grad, self.again, self._lends = before
 
     def operator(self, kind: str, make: Callable[[], Tensor]) -> Tensor:
         """Run an operator that a selective checkpoint may keep, by its kind (``mm``, ``bmm``, ``sdpa``)."""

@@ -12,7 +12,7 @@ from memcalc import api, validation
 from memcalc.allocator import replay, reserved_up_to
 from memcalc.errors import InputError
 from memcalc.events import step_events
-from memcalc.events.log import Log
+from memcalc.events.log import COMPUTE, GATHER, UPLOAD, Log
 from memcalc.events.units import FlatParameter, Sizes
 from memcalc.formulas.recompute import parse_policy, unit_sizes
 from memcalc.ledger import PHASES, Ledger
@@ -223,6 +223,23 @@ def test_a_full_card_gets_what_fsdp_1_freed_and_its_stream_still_has() -> None:
     large, full = (replay(log.events, capacity=most << 20) for most in (1000, 400))
     assert (large.peak_reserved >> 20, large.retries) == (300 + 350, 0)
     assert (full.out_of_memory, full.reserved_after_flush >> 20, full.retries) == (None, 350, 1)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["shards here", "shards on the host"])
+def test_fsdp_1_wraps_a_unit_in_the_compute_stream_and_uploads_its_shard_in_another(away: bool) -> None:
+    """Two weights of 30 and 10 MiB, their flat copy of 40, and, where it leaves for the host, one of two shards of 20.
+
+    `_init_param_handle_from_module` and `_init_param_handle_from_params` (torch/distributed/fsdp/_init_utils.py) have
+    them at once; `_unshard` (_runtime_utils.py) copies a shard to the GPU in ``_pre_unshard_stream``, each time anew.
+    """
+    log = Log()
+    size = Sizes(whole=40 << 20, shard_copy=0, reduce_input=0, reduced=0, reduce_output=0)
+    units = FlatParameter(log, [size] * 2, ranks=2 * away)
+    units.wrap([[30 << 20, 10 << 20]] * 2)
+    for unit in (1, 0):
+        units.enter(unit, None)
+    pools = {stream: size >> 20 for stream, size in replay(log.events).pools.items()}
+    assert pools == ({COMPUTE: 100, UPLOAD: 40, GATHER: 80} if away else {COMPUTE: 80, GATHER: 80})
 
 
 def test_fsdp_1_casts_a_flat_gradient_that_is_reduced_in_fp32() -> None:

@@ -10,8 +10,8 @@ credibility, ASTIN Bulletin 4:199; of quantiles Pitselis 2013, Quantile credibil
 Economics 52:477). Figures of one document are no independent ones: each of k counts as 1 / (1 + (k - 1) r), r being
 their intraclass correlation (the design effect of Kish 1965, Survey Sampling, section 5.4); n is the sum. m is that of
 the least interval score on documents left out. A kind with enough figures to tell is widened until 95% of those of a
-document that was left out lie within; one with hardly any has the range of all. ZeRO-3 with its weights offloaded ends
-where the highest of the reports in tests/fits/offload_reports.py lies.
+document that was left out lie within; one with hardly any has the range of all. What has its weights
+offloaded, under ZeRO-3 or FSDP 1, ends where the highest of the reports in tests/fits/offload_reports.py lies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from memcalc.probe.calibrate.reserves import (
 from memcalc.results.estimates import Estimate
 from memcalc.runs import read_runs
 from memcalc.specs.runs import Run
-from memcalc.terms.overhead import KINDS, WEIGHTS_AWAY, Choice, kind_of
+from memcalc.terms.overhead import KINDS, REPORTED, Choice, kind_of
 
 FILE = Path(__file__).resolve().parents[2] / "presets" / "reserve.toml"
 CLASSES = ("caching", "2021")
@@ -232,9 +232,9 @@ def fit(rows: Iterable[ReserveSample]) -> str:
         found = fitted_range(own, middle)
         entries.append(lines(name, "", found, middle, found["crossed"], own))
         if name == APART:
-            reported = offload_reports.entry(found["low"])
-    entries += Kinds([row for row in rows if row.allocator == APART and row.kind != WEIGHTS_AWAY]).entries()
-    entries.append(reported)
+            reported = offload_reports.entries(found["low"])
+    entries += Kinds([row for row in rows if row.allocator == APART and row.kind not in REPORTED]).entries()
+    entries += reported
     head = "# Written by tests/fits/reserve.py from presets/runs; do not edit.\n"
     return "\n".join([head, *("\n".join(entry) + "\n" for entry in entries)])
 

@@ -109,12 +109,24 @@ def peak(template: Template) -> int:
     return max(sum(each.values()) for each in template.backward_peaks)
 
 
+def product_waits(template: Template) -> bool:
+    """Whether the product of gate and up goes after the gradients of both are made."""
+    names = [(event >= 0, template.names[event if event >= 0 else ~event]) for event in template.backward]
+    last_made = max(at for at, each in enumerate(names) if each == (True, "gradient of a factor of MLP product"))
+    return names.index((False, "MLP product")) > last_made
+
+
 def test_nothing_is_left_to_drop_under_full_recomputation() -> None:
-    """The graph of a checkpointed block is told to compute all of it again, so that its input alone is kept."""
+    """The graph of a checkpointed block is told to compute all of it again, so that its input alone is kept.
+
+    Inductor's code for it has one kernel that reads gate, up and the product's gradient, and writes the product beside
+    the gradients of both: six tensors of the MLP's width at once.
+    """
     block = model_of("llama-3-8b").main.block
     plain, both = (trace(block, settings(compiled=compiled), "full") for compiled in (False, True))
     assert plain.kept == both.kept == {0}
     assert peak(both) < peak(plain)
+    assert (product_waits(plain), product_waits(both)) == (False, True)
 
 
 def test_a_kept_tensor_goes_with_the_last_backward_that_reads_it() -> None:
