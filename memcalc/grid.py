@@ -112,6 +112,7 @@ class Grid:
     space: tuple[Layout, ...] = field(default=(), compare=False)
     """The ways of sharding a block in the space that this grid is a part of; its own where it is empty."""
     _degrees: dict[str, Array] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _runs: dict[tuple[str, ...], Array] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def habits(self) -> Habits:
@@ -271,7 +272,11 @@ class Grid:
 
     def runs(self, *schedules: str) -> Array:
         """Whether a layout's pipeline runs one of these schedules, along the layout axis."""
-        return column([layout.schedule in schedules for layout in self.layouts], "layout", np.bool_)
+        if schedules not in self._runs:
+            self._runs[schedules] = column(
+                [layout.schedule in schedules for layout in self.layouts], "layout", np.bool_
+            )
+        return self._runs[schedules]
 
     @cached_property
     def ends_apart(self) -> Array:

@@ -208,6 +208,8 @@ class GroupActivations:
     def stack(self) -> Stack[GroupActivations] | None:
         """The groups whose blocks run in one loop with these; None where there are no others."""
         indices = next(indices for indices in self.census.stacks if self.index in indices)
+        if self.index > indices[0]:
+            return self.groups[indices[0]].stack
         return Stack([self.groups[index] for index in indices], self.census) if len(indices) > 1 else None
 
     def over(self, sums: str, *, untreated: bool = False) -> Array:
@@ -352,12 +354,19 @@ class GroupActivations:
         stack = self.stack
         if stack is None:
             return self.forward, self.last, self.first
-        after, between = stack.kept(behind(self.index)) * here, stack.left(from_first(self.index), here)
+        last = self.last - stack.left(behind(self.index), here)
+        return self.forward - stack.kept(behind(self.index)) * here, last, self.first_in_order(here)
+
+    def first_in_order(self, here: Array) -> Array:
+        """The third of them, of several kinds of blocks."""
+        stack = self.stack
+        if stack is None:
+            return self.first
         before = [stack.left(ahead(self.index, skipped), here) for skipped in (0, 1)]
         # Memory falls or rises by as much with each pattern: its first or its last block of a kind needs most
+        between = stack.left(from_first(self.index), here)
         most = (between <= 0) | (stack.number(self, from_start(0, 1)) == 1)
-        first = (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
-        return self.forward - after, self.last - stack.left(behind(self.index), here), first
+        return (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
 
     @cached_property
     def exists(self) -> Array:

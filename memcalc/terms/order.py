@@ -7,6 +7,7 @@ block of a frozen model keeps less, since no gradient flows to its input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
@@ -166,13 +167,10 @@ def counts_in(policy: Policy, rows: Rows, group: int) -> Counts:
 class Stack(Generic[Group]):
     """The groups of a stack that has several, on the stages of a grid."""
 
-    def __init__(self, groups: Sequence[Group], census: ModelOnGrid, chosen: Array | None = None) -> None:
-        """``chosen`` are the places of some of the policies; all of them where it is left out."""
-        self.groups, self.census, self._all = groups, trained(census), census
-        policies = census.grid.policies
-        self.policies = policies if chosen is None else tuple(policies[index] for index in chosen)
+    def __init__(self, groups: Sequence[Group], census: ModelOnGrid) -> None:
+        self.groups, self.census, self.policies = groups, trained(census), census.grid.policies
         self.rows = census.rows.only([group.index for group in groups])
-        self._chosen = chosen
+        self.chosen: Array | None = None
         self._gradients: dict[int, Array] = {}
 
     @cached_property
@@ -181,12 +179,14 @@ class Stack(Generic[Group]):
 
     def under(self, chosen: Array) -> Self:
         """The same under some of the policies, by their places."""
-        return type(self)(self.groups, self._all, chosen)
+        part = copy(self)
+        part.chosen = chosen
+        return part
 
     def of(self, array: Array) -> Array:
         """An array of the grid, under the policies of this stack alone."""
-        shared = self._chosen is None or np.ndim(array) == 0 or array.shape[AXES.index("recompute")] == 1
-        return array if shared else array[:, :, :, self._chosen]
+        shared = self.chosen is None or np.ndim(array) == 0 or array.shape[AXES.index("recompute")] == 1
+        return array if shared else array[:, :, :, self.chosen]
 
     def _by_policy(self, counts: Array) -> Array:
         """Counts by policy and row, over the stages and along the recompute axis."""
@@ -201,10 +201,6 @@ class Stack(Generic[Group]):
         """Blocks of a group among a part of each row."""
         return self.rows.count(lambda row: row[part(row)].count(group.index))
 
-    def places(self, group: Group, part: Part, *states: str) -> Array:
-        """Those of them that keep so much, along the recompute axis."""
-        return self._by_policy(self._states.number(group.index, states, part))
-
     def unit_extra(self, group: Group) -> Array:
         """Bytes of the blocks before a group's last one that are computed again at once with it."""
 
@@ -218,20 +214,23 @@ class Stack(Generic[Group]):
             total = total + self._by_policy(counts) * other.whole_block
         return total
 
-    def each(self, part: Part, again: Callable[[Group], Array], once: Callable[[Group], Array]) -> Array:
-        """A quantity of each block among a part of each row: of those that run again, and of those that do not."""
-        total: Array = np.int64(0)
-        for group in self.groups:
-            total = total + self.places(group, part, INPUT, INNER) * self.of(again(group))
-            total = total + self.places(group, part, WHOLE) * self.of(once(group))
-        return total
+    def each(self, part: Part, again: Callable[[Group], Array] | None, once: Callable[[Group], Array]) -> Array:
+        """A quantity of each block among a part of each row: of those that run again, if any, and those that do not."""
+        return self._total(part, *([((INPUT, INNER), again)] if again else []), ((WHOLE,), once))
 
     def kept(self, part: Part) -> Array:
         """Bytes that the blocks among a part of each row keep for one micro-batch."""
-        total: Array = np.int64(0)
+        return self._total(part, ((WHOLE,), lambda a: a.whole_block), ((INPUT,), lambda a: a.treated_block))
+
+    def _total(self, part: Part, *kinds: tuple[tuple[str, ...], Callable[[Group], Array]]) -> Array:
+        """The sum of quantities of the blocks among a part of each row that keep so much, along the recompute axis."""
+        total = np.zeros((1,) * len(AXES), dtype=np.int64)
         for group in self.groups:
-            total = total + self.places(group, part, WHOLE) * self.of(group.whole_block)
-            total = total + self.places(group, part, INPUT) * self.of(group.treated_block)
+            for states, of in kinds:
+                counts = self._states.number(group.index, states, part)
+                counts = counts if self.chosen is None else counts[self.chosen]
+                if counts.any():  # parts are short, and seldom have blocks of all kinds
+                    total = total + self._by_policy(counts) * self.of(of(group))
         return total
 
     def left(self, part: Part, here: Array) -> Array:
@@ -242,7 +241,8 @@ class Stack(Generic[Group]):
         """Bytes of the gradients of the blocks among a part of each row, where backward makes new ones that stay."""
         total: Array = np.int64(0)
         for group in self.groups:
-            total = total + self._gradients_of(group.index) * self.number(group, part)
+            number = self.number(group, part)
+            total = total + self._gradients_of(group.index) * number if number.any() else total
         return total
 
     def _gradients_of(self, group: int) -> Array:
