@@ -19,10 +19,10 @@ from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.float8 import RECIPES, Recipe
 from memcalc.frameworks.megatron import narrowed
-from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
+from memcalc.stages import Chunks, Split, peak_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from memcalc.formulas import Array
     from memcalc.frameworks.capability import Clash
@@ -391,10 +391,6 @@ class Grid:
         """
         return Chunks(self.stage, self.degree("pp"), self.degree("vpp"), self.runs(*TURNED))
 
-    def chunks(self, members: Sequence[bool]) -> list[Array]:
-        """Blocks in each model chunk of each stage that are ``members`` of a group, told of each block of the model."""
-        return self.columns.blocks(self.split, members)
-
-    def rows_of(self, sequence: tuple[int, ...]) -> Rows:
-        """The blocks of each stage in their order, of a model whose blocks are of the groups in ``sequence``."""
-        return rows_of(self.columns.spans(self.split, len(sequence)), sequence)
+    def spans(self, blocks: int) -> list[tuple[Array, Array]]:
+        """The first of so many blocks that each model chunk of each stage holds, and the one after its last."""
+        return self.columns.spans(self.split, blocks)

@@ -150,9 +150,7 @@ class GroupActivations:
         window = self.group.block.attention.window if self.group.block.attention is not None else None
         long = window is not None and alike(self.keys >= window)
         settings = tuple(setting._replace(windowed=long) for setting in self.census.settings)
-        if not self.is_frozen:
-            return settings
-        return tuple(setting._replace(trainable=False, lora=None) for setting in settings)
+        return tuple(s._replace(trainable=False, lora=None) for s in settings) if self.is_frozen else settings
 
     @cached_property
     def is_frozen(self) -> bool:
@@ -283,8 +281,7 @@ class GroupActivations:
     @cached_property
     def kept(self) -> Array:
         """Bytes that the stage's blocks keep for one micro-batch."""
-        saved = self.field("whole") * self.whole_block + self.field("treated") * self.treated_block
-        return saved - self._spared
+        return self.field("whole") * self.whole_block + self.field("treated") * self.treated_block - self._spared
 
     @property
     def _spared(self) -> Array:
@@ -314,8 +311,7 @@ class GroupActivations:
     @cached_property
     def unit_extra(self) -> Array:
         """Bytes of the other blocks of a unit that is computed again at once."""
-        stack = self.stack
-        return stack.unit_extra(self) if stack else np.maximum(self.field("unit") - 1, 0) * self.whole_block
+        return self.stack.unit_extra(self) if self.stack else np.maximum(self.field("unit") - 1, 0) * self.whole_block
 
     @cached_property
     def last(self) -> Array:
@@ -355,17 +351,13 @@ class GroupActivations:
         if stack is None:
             return self.forward, self.last, self.first
         last = self.last - stack.left(behind(self.index), here)
-        return self.forward - stack.kept(behind(self.index)) * here, last, self.first_in_order(here)
+        return self.forward - stack.kept(behind(self.index)) * here, last, self.first_in_order(stack, here)
 
-    def first_in_order(self, here: Array) -> Array:
+    def first_in_order(self, stack: Stack[GroupActivations], here: Array) -> Array:
         """The third of them, of several kinds of blocks."""
-        stack = self.stack
-        if stack is None:
-            return self.first
         before = [stack.left(ahead(self.index, skipped), here) for skipped in (0, 1)]
         # Memory falls or rises by as much with each pattern: its first or its last block of a kind needs most
-        between = stack.left(from_first(self.index), here)
-        most = (between <= 0) | (stack.number(self, from_start(0, 1)) == 1)
+        most = (stack.left(from_first(self.index), here) <= 0) | (stack.number(self, from_start(0, 1)) == 1)
         return (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
 
     @cached_property

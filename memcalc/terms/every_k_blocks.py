@@ -83,7 +83,7 @@ def beyond_in_order(grid: Grid, stack: Stack[GroupActivations], on_gpu: Array) -
     """The same where a stack has several kinds of blocks: the largest of the moments from the first checkpoint on."""
     number, apart = spacing(grid).reshape(-1), first_apart(grid)
     chosen = np.flatnonzero(number > 1)
-    first = largest([a.first_in_order(on_gpu) for a in stack.groups])
+    first = largest([a.first_in_order(stack, on_gpu) for a in stack.groups])
     parts: list[tuple[Array, Array]] = []
     saved: Array = np.int64(0)
     most: Array = np.int64(0)
