@@ -77,26 +77,31 @@ def last_unit(policy: Policy, row: Row, group: int, chunks: tuple[int, ...]) -> 
     return row[start:end]
 
 
+@lru_cache(maxsize=256)
 def from_start(begin: int, end: int) -> Part:
     """Some blocks, counted from the first one."""
     return lambda _: slice(begin, end)
 
 
+@lru_cache(maxsize=256)
 def from_end(index: int) -> Part:
     """One block, counted from the last one, which is 1; the first one where there are not so many."""
     return lambda row: slice(max(len(row) - index, 0), max(len(row) - index, 0) + 1)
 
 
+@lru_cache(maxsize=256)
 def behind(group: int) -> Part:
     """The blocks behind a group's last one."""
     return lambda row: slice(len(row) - row[::-1].index(group), len(row)) if group in row else slice(0)
 
 
+@lru_cache(maxsize=256)
 def ahead(group: int, skipped: int) -> Part:
     """The blocks before a group's first one, without the stage's first ``skipped``."""
     return lambda row: slice(skipped, row.index(group)) if group in row else slice(0)
 
 
+@lru_cache(maxsize=256)
 def from_first(group: int) -> Part:
     """The blocks from a group's first one to the one before its last."""
     return lambda row: slice(row.index(group), len(row) - 1 - row[::-1].index(group)) if group in row else slice(0)
@@ -116,6 +121,7 @@ class States:
         self._states = np.array(padded, dtype=np.int8).reshape(len(policies), len(rows), longest)
         self._before: dict[tuple[int, tuple[str, ...]], Array] = {}
         self._units: dict[int, list[list[Row]]] = {}
+        self._bounds: dict[Part, tuple[Array, Array]] = {}
 
     def before(self, group: int, states: tuple[str, ...]) -> Array:
         """Blocks of a group that keep so much before each place of a row, by policy and row."""
@@ -129,10 +135,15 @@ class States:
     def number(self, group: int, states: tuple[str, ...], part: Part) -> Array:
         """Blocks of a group among a part of each row that keep so much, by policy and row."""
         before, places = self.before(group, states), np.arange(len(self.rows))
-        bounds = [part(row).indices(len(row)) for row in self.rows]
-        begin = np.array([start for start, _, _ in bounds], dtype=np.int64)
-        end = np.array([max(start, stop) for start, stop, _ in bounds], dtype=np.int64)
+        begin, end = self._bounds_of(part)
         return (before[:, places, end] - before[:, places, begin]).astype(np.int64)
+
+    def _bounds_of(self, part: Part) -> tuple[Array, Array]:
+        if part not in self._bounds:
+            bounds = [part(row).indices(len(row))[:2] for row in self.rows]
+            begin, end = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+            self._bounds[part] = begin, np.maximum(begin, end)
+        return self._bounds[part]
 
     def units(self, group: int) -> list[list[Row]]:
         """The last unit of a group (:func:`last_unit`), by policy and row."""
@@ -152,15 +163,15 @@ def _whole_row(_: Row) -> slice:
     return slice(None)
 
 
-def counts_in(policy: Policy, rows: Rows, group: int) -> Counts:
-    """How a policy treats the blocks of one group among those of its stack."""
-    states = states_of((policy,), rows.distinct, rows.chunks)
-    again = () if policy.kind in {"parts", "selective-ops"} else (INPUT, INNER)
-    return Counts(
-        treated=states.number(group, (INPUT,), _whole_row)[0][rows.index],
-        whole=states.number(group, (WHOLE,), _whole_row)[0][rows.index],
-        unit=np.array([len(unit) for unit in states.units(group)[0]], dtype=np.int64)[rows.index],
-        recomputed=states.number(group, again, _whole_row)[0][rows.index],
+def counts_in(policies: tuple[Policy, ...], rows: Rows, group: int) -> tuple[Counts, ...]:
+    """How each policy treats the blocks of one group among those of its stack."""
+    states = states_of(policies, rows.distinct, rows.chunks)
+    treated, whole, again = (states.number(group, kept, _whole_row) for kept in ((INPUT,), (WHOLE,), (INPUT, INNER)))
+    units = np.array([[len(unit) for unit in each] for each in states.units(group)], dtype=np.int64)
+    parts = [policy.kind in {"parts", "selective-ops"} for policy in policies]
+    again = np.where(np.array(parts)[:, None], 0, again)
+    return tuple(
+        Counts(*(each[at][rows.index] for each in (treated, whole, units, again))) for at in range(len(policies))
     )
 
 
@@ -195,7 +206,7 @@ class Stack(Generic[Group]):
 
     def counts(self, group: Group) -> tuple[Counts, ...]:
         """How each policy treats the blocks of a group."""
-        return tuple(counts_in(policy, self.rows, group.index) for policy in self.policies)
+        return counts_in(self.policies, self.rows, group.index)
 
     def number(self, group: Group, part: Part) -> Array:
         """Blocks of a group among a part of each row."""
