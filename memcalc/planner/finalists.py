@@ -75,8 +75,8 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     if known.keys().isdisjoint({False, only_safe}):
         try:
             # Of a safe one all figures are known, whoever asks for them
-            found = (candidate.grid, candidate.index) if only_whole else None
-            known[False] = _peaks(job, census, overhead, found, only_safe=only_safe)
+            searched = (candidate.grid, candidate.index) if only_whole else None
+            known[False] = _peaks(job, census, overhead, searched, only_safe=only_safe)
         except UnsafeError:
             known[only_safe] = None
     peaks = known.get(False)
@@ -89,16 +89,16 @@ def _peaks(
     job: PlanJob,
     census: ModelOnGrid,
     overhead: Overhead,
-    found: tuple[Grid, tuple[int, ...]] | None,
+    searched: tuple[Grid, tuple[int, ...]] | None,
     *,
     only_safe: bool,
 ) -> Peaks:
-    """The figures of a strategy alone; UnsafeError as :func:`finalist` has it, ``only_whole`` if it was ``found``."""
-    if found is not None and fails_beside(job, census, overhead, found):
+    """Figures of a strategy alone; UnsafeError as :func:`finalist` has it, ``only_whole`` if it was ``searched``."""
+    if searched is not None and fails_beside(job, census, overhead, searched):
         raise UnsafeError
     ledger = build_ledger(census, overhead.workspaces, detail=False)
-    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=found is not None)
-    return peaks if found is not None else with_beside(peaks, census, job.node)
+    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=searched is not None)
+    return peaks if searched is not None else with_beside(peaks, census, job.node)
 
 
 def single_ledger(job: PlanJob, candidate: Candidate) -> tuple[ModelOnGrid, Ledger, Overhead]:

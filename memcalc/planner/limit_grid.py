@@ -314,8 +314,8 @@ def _figures(ledger: Ledger) -> tuple[Array, Array]:
 
 def ordered(parts: Sequence[Chunk], mask: Callable[[Chunk], Array]) -> list[LimitCandidate]:
     """The strategies of a mask, those with the smallest lower bound first."""
-    found = (part.candidate(at) for part in parts for at in np.argwhere(mask(part)).tolist())
-    return sorted(found, key=lambda candidate: candidate.least)
+    candidates = (part.candidate(at) for part in parts for at in np.argwhere(mask(part)).tolist())
+    return sorted(candidates, key=lambda candidate: candidate.least)
 
 
 @dataclass(frozen=True)
@@ -369,8 +369,8 @@ class SimulationCache:
         self.refused = 0
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         census = job.on(grid)
-        found = candidate.origin and (candidate.origin[0].grid, candidate.origin[1])
-        if not detail and fails_beside(job, census, overhead, found):
+        searched = candidate.origin and (candidate.origin[0].grid, candidate.origin[1])
+        if not detail and fails_beside(job, census, overhead, searched):
             return None
         ledger = build_ledger(census, overhead.workspaces, detail=detail)
         try:

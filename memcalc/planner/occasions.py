@@ -99,14 +99,14 @@ def _part(term: Term, size: int, stage: int) -> OccasionPart:
 
 
 def fails_beside(
-    job: PlanJob, census: ModelOnGrid, overhead: Overhead, found: tuple[Grid, tuple[int, ...]] | None
+    job: PlanJob, census: ModelOnGrid, overhead: Overhead, searched: tuple[Grid, tuple[int, ...]] | None
 ) -> bool:
     """Whether a strategy cannot do what the job is told to do beside its steps.
 
-    It was ``found`` at an index of a grid, for all strategies of which the need of an evaluation is computed at once.
+    It was ``searched`` at an index of a grid, of whose strategies evaluations are all computed at once.
     """
-    known = found is not None and census.grid.fixed.eval_micro_batch and job.model.recording is None
-    if known and found and _evaluation_need(job, *found, overhead.workspaces) > overhead.usable:
+    known = searched is not None and census.grid.fixed.eval_micro_batch and job.model.recording is None
+    if known and searched and _evaluation_need(job, *searched, overhead.workspaces) > overhead.usable:
         return True
     return bool(failing_beside(census, overhead, job.node))
 

@@ -115,13 +115,13 @@ def nearest(job: PlanJob, gpus: int, record: JobRecord, *, elsewhere: bool = Fal
 
 def _short(search: Search, tried: list[Change]) -> list[Nearest]:
     """Of what does not suffice what comes nearest; none is replayed that allocates more than these show."""
-    least = {place: size for place, change in enumerate(tried) if (size := search.least(change)) is not None}
+    least = {index: size for index, change in enumerate(tried) if (size := search.least(change)) is not None}
     answers: dict[str, tuple[int, int, Nearest]] = {}
-    for place in sorted(least, key=lambda place: least[place]):
+    for index in sorted(least, key=lambda index: least[index]):
         nearer = sorted(device for device, _, _ in answers.values())[:MOST]
-        if len(nearer) == MOST and least[place] > nearer[-1]:
+        if len(nearer) == MOST and least[index] > nearer[-1]:
             break
-        answers |= {answer.change: (answer.device, place, answer) for answer in search.short(tried[place])}
+        answers |= {answer.change: (answer.device, index, answer) for answer in search.short(tried[index])}
     return [answer for _, _, answer in sorted(answers.values(), key=itemgetter(0, 1))][:MOST]
 
 

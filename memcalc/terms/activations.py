@@ -347,8 +347,7 @@ class GroupActivations:
         it keep nothing yet, or nothing any more and have left gradients; where its first one runs backward, those
         before it keep what they do (``here``: 1, and 0 where that is on the host), and have no gradients yet.
         """
-        stack = self.stack
-        if stack is None:
+        if (stack := self.stack) is None:
             return self.forward, self.last, self.first
         last = self.last - stack.left(behind(self.index), here)
         return self.forward - stack.kept(behind(self.index)) * here, last, self.first_in_order(stack, here)

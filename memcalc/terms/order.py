@@ -166,12 +166,12 @@ def _whole_row(_: Row) -> slice:
 def counts_in(policies: tuple[Policy, ...], rows: Rows, group: int) -> tuple[Counts, ...]:
     """How each policy treats the blocks of one group among those of its stack."""
     states = states_of(policies, rows.distinct, rows.chunks)
-    treated, whole, again = (states.number(group, kept, _whole_row) for kept in ((INPUT,), (WHOLE,), (INPUT, INNER)))
+    treated, alone, again = (states.number(group, these, _whole_row) for these in ((INPUT,), (WHOLE,), (INPUT, INNER)))
     units = np.array([[len(unit) for unit in each] for each in states.units(group)], dtype=np.int64)
     parts = [policy.kind in {"parts", "selective-ops"} for policy in policies]
     again = np.where(np.array(parts)[:, None], 0, again)
     return tuple(
-        Counts(*(each[at][rows.index] for each in (treated, whole, units, again))) for at in range(len(policies))
+        Counts(*(each[at][rows.index] for each in (treated, alone, units, again))) for at in range(len(policies))
     )
 
 
