@@ -19,10 +19,10 @@ from memcalc.formulas.recompute import Policy, parse_policy
 from memcalc.frameworks import Habits, habits_of
 from memcalc.frameworks.float8 import RECIPES, Recipe
 from memcalc.frameworks.megatron import narrowed
-from memcalc.stages import Chunks, Rows, Split, peak_stages, rows_of
+from memcalc.stages import Chunks, Split, peak_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from memcalc.formulas import Array
     from memcalc.frameworks.capability import Clash
@@ -111,7 +111,7 @@ class Grid:
     """What the framework cannot be told together, and a search therefore leaves out."""
     space: tuple[Layout, ...] = field(default=(), compare=False)
     """The ways of sharding a block in the space that this grid is a part of; its own where it is empty."""
-    _degrees: dict[str, Array] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _columns: dict[str | tuple[str, ...], Array] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def habits(self) -> Habits:
@@ -156,13 +156,16 @@ class Grid:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Length of each axis."""
-        lengths = (self.precisions, self.recomputes, self.zeros, self.offloads, self.micro_batches)
-        return (len(self.layouts), self.num_stages, *(len(axis) for axis in lengths))
+        return (len(self.layouts), self.num_stages, *self._lengths)
+
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        return tuple(map(len, (self.precisions, self.recomputes, self.zeros, self.offloads, self.micro_batches)))
 
     @property
     def size(self) -> int:
-        """Number of strategies."""
-        return int(np.prod([length for axis, length in zip(AXES, self.shape, strict=True) if axis != "stage"]))
+        """Number of strategies, for which stages need not be known."""
+        return len(self.layouts) * int(np.prod(self._lengths))
 
     @cached_property
     def num_stages(self) -> int:
@@ -183,16 +186,14 @@ class Grid:
             return self.stages_looked_at
         if self.every_stage:
             return tuple(tuple((stage, 1) for stage in range(layout.pp)) for layout in self.layouts)
-        rows = []
-        for layout, several in zip(self.layouts, self.accumulation, strict=True):
-            batches = frozenset(int(m) for m in several.ravel() if m <= 2 * layout.pp)
-            turned = layout.schedule in TURNED
-            rows.append(
-                peak_stages(
-                    layout.pp, layout.vpp, turned=turned, sequence=self.sequence, split=self.split, batches=batches
-                )
-            )
-        return tuple(rows)
+        alike = [(a.pp, a.vpp, a.schedule in TURNED) for a in self.layouts]
+        keys = [*zip(alike, map(tuple, self.accumulation.reshape(len(alike), -1).tolist()), strict=True)]
+        rows = {key: self._peak_stages(*key[0], key[1]) for key in dict.fromkeys(keys)}
+        return tuple(rows[key] for key in keys)
+
+    def _peak_stages(self, pp: int, vpp: int, turned: bool, several: tuple[int, ...]) -> StageCounts:
+        batches = frozenset(m for m in several if m <= 2 * pp)
+        return peak_stages(pp, vpp, turned=turned, sequence=self.sequence, split=self.split, batches=batches)
 
     def with_offloads(self, offloads: tuple[tuple[str, ...], ...]) -> Grid:
         """The same grid with another offload axis."""
@@ -229,10 +230,9 @@ class Grid:
 
     def degree(self, name: str) -> Array:
         """A column of the layout axis: dp, dp_replicate, tp, sp, pp, vpp, cp, ep or gpus."""
-        if name not in self._degrees:
-            degrees = np.fromiter(map(attrgetter(name), self.layouts), np.int64, len(self.layouts))
-            self._degrees[name] = column(degrees, "layout")
-        return self._degrees[name]
+        if name not in self._columns:
+            self._columns[name] = column(np.fromiter(map(attrgetter(name), self.layouts), np.int64), "layout")
+        return self._columns[name]
 
     @cached_property
     def ranks(self) -> Array:
@@ -266,12 +266,15 @@ class Grid:
         return self._padded([[*row, *((0, 0),) * (self.num_stages - len(row))] for row in self.rows], 1)
 
     def _padded(self, rows: list[list[tuple[int, int]]], index: int) -> Array:
-        entries = [[entry[index] for entry in row] for row in rows]
-        return np.asarray(entries, dtype=np.int64).reshape(len(rows), self.num_stages, 1, 1, 1, 1, 1)
+        return np.array([[entry[index] for entry in row] for row in rows], np.int64).reshape(*self.shape[:2], *(1,) * 5)
 
     def runs(self, *schedules: str) -> Array:
         """Whether a layout's pipeline runs one of these schedules, along the layout axis."""
-        return column([layout.schedule in schedules for layout in self.layouts], "layout", np.bool_)
+        if schedules not in self._columns:
+            self._columns[schedules] = column(
+                [layout.schedule in schedules for layout in self.layouts], "layout", np.bool_
+            )
+        return self._columns[schedules]
 
     @cached_property
     def ends_apart(self) -> Array:
@@ -388,10 +391,6 @@ class Grid:
         """
         return Chunks(self.stage, self.degree("pp"), self.degree("vpp"), self.runs(*TURNED))
 
-    def chunks(self, members: Sequence[bool]) -> list[Array]:
-        """Blocks in each model chunk of each stage that are ``members`` of a group, told of each block of the model."""
-        return self.columns.blocks(self.split, members)
-
-    def rows_of(self, sequence: tuple[int, ...]) -> Rows:
-        """The blocks of each stage in their order, of a model whose blocks are of the groups in ``sequence``."""
-        return rows_of(self.columns.spans(self.split, len(sequence)), sequence)
+    def spans(self, blocks: int) -> list[tuple[Array, Array]]:
+        """The first of so many blocks that each model chunk of each stage holds, and the one after its last."""
+        return self.columns.spans(self.split, blocks)

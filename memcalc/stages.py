@@ -74,10 +74,11 @@ class Chunks(NamedTuple):
             spans.append((begin, np.where(there, np.maximum(end, begin), begin)))
         return spans
 
-    def blocks(self, split: Split, members: Sequence[bool]) -> list[Array]:
-        """Blocks in each chunk of each stage that are ``members``: of each block of the model whether it is one."""
-        before = np.cumsum([0, *members], dtype=np.int64)
-        return [before[end] - before[begin] for begin, end in self.spans(split, len(members))]
+
+def blocks_in(spans: Sequence[tuple[Array, Array]], members: Sequence[bool]) -> list[Array]:
+    """Blocks in each of the chunks that stages hold that are ``members``: of each block whether it is one."""
+    before = np.cumsum([0, *members], dtype=np.int64)
+    return [before[end] - before[begin] for begin, end in spans]
 
 
 class Rows(NamedTuple):

@@ -379,7 +379,8 @@ def _degrees(request: Request, name: str, model: Model, gpus: int, node: Node, h
 
     TP within a node; no more stages than blocks; no sequence cut below :data:`SHORTEST_PART` tokens.
     """
-    divisors = [n for n in range(pipes.fewest_stages(request) if name == "pp" else 1, gpus + 1) if gpus % n == 0]
+    least = pipes.fewest_stages(request) if name == "pp" else 1
+    divisors = [n for n in pipes.divisors(gpus) if n >= least]
     tried = [n for n in divisors if n <= _most(request, name, model, node)]
     peft = request.given.get("lora") is not None and not habits.engine
     alone = peft or (name == "tp" and request.given.get("optimizer") == GALORE)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from memcalc import catalog
 from memcalc.errors import MemcalcError
 from memcalc.frameworks import grows_segments, habits_of
@@ -17,7 +19,7 @@ from memcalc.planner.budget import offload_need, unknown_to
 from memcalc.planner.choice import FASTEST_ONLY, best_plan
 from memcalc.planner.costs import ROUNDING
 from memcalc.planner.direct import is_launched, is_told, smaller_losses
-from memcalc.planner.finalists import SimulatedPlan, finalist, in_sequence, time_of
+from memcalc.planner.finalists import SimulatedPlan, finalist, in_sequence, single_ledger, time_of
 from memcalc.planner.job import strategy_record, value_text
 from memcalc.planner.request import check_words, flag
 from memcalc.planner.search import Wanted
@@ -27,6 +29,7 @@ from memcalc.specs.job import JobRecord, command_line
 
 if TYPE_CHECKING:
     from memcalc.planner.job import PlanJob
+    from memcalc.planner.search import Candidate
 
 ADAPTED = 128
 """GPUs up to which adapters are proposed in the place of weights: who has more trains the whole model."""
@@ -186,18 +189,32 @@ class Search:
             offload = Change(change.group, {"offload": value_text(plan.strategy.offload)})
             yield self.answer(change.beside(offload), plan)
 
+    def least(self, change: Change) -> int | None:
+        """What the GPU shows at least with a change, where the job comes near to fitting with it and does not."""
+        smallest = self._smallest(change)
+        if smallest is None:
+            return None
+        _, ledger, overhead = single_ledger(self.changed(change).unlimited(), smallest)
+        least = overhead.beside(int(np.max(ledger.peak())))  # no replay reserves less than is allocated
+        return least if least <= NEARLY * self.job.gpu.memory_bytes else None
+
     def short(self, change: Change) -> Iterator[Nearest]:
-        """The change, where the job comes near to fitting with it."""
-        try:
-            job = self.changed(change)
-            outcome = job.known(self.gpus)
-        except MemcalcError:
+        """The change, if with it the device figure too is near."""
+        smallest = self._smallest(change)
+        if smallest is None:
             return
-        if outcome is None or outcome.smallest is None or outcome.feasible:
-            return
-        answer = self.answer(replace(change, group="not enough"), finalist(job.unlimited(), outcome.smallest))
+        job = self.changed(change).unlimited()
+        answer = self.answer(replace(change, group="not enough"), finalist(job, smallest))
         if answer.device <= NEARLY * self.job.gpu.memory_bytes:
             yield answer.model_copy(update={"verdict": "does-not-fit"})
+
+    def _smallest(self, change: Change) -> Candidate | None:
+        """The smallest strategy with a change that is possible and does not suffice."""
+        try:
+            outcome = self.changed(change).known(self.gpus)
+        except MemcalcError:
+            return None
+        return None if outcome is None or outcome.feasible else outcome.smallest
 
     # ------------------------------------------------------------------------------------------ what may be changed
 

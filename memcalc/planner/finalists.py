@@ -16,7 +16,7 @@ from memcalc.planner import answer, axes
 from memcalc.planner.answer import strategy_of
 from memcalc.planner.budget import lacking, offload_need
 from memcalc.planner.job import PlanJob
-from memcalc.planner.occasions import asked_for, failing_beside, occasions_of, uncounted, with_beside, with_occasions
+from memcalc.planner.occasions import asked_for, fails_beside, occasions_of, uncounted, with_beside, with_occasions
 from memcalc.planner.stage_peaks import Peaks, UnsafeError, peaks_of
 from memcalc.results.estimates import ExposedMessages, StepTime, mended
 from memcalc.terms.build import build_ledger
@@ -75,7 +75,8 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     if known.keys().isdisjoint({False, only_safe}):
         try:
             # Of a safe one all figures are known, whoever asks for them
-            known[False] = _peaks(job, census, overhead, only_safe=only_safe, only_whole=only_whole)
+            searched = (candidate.grid, candidate.index) if only_whole else None
+            known[False] = _peaks(job, census, overhead, searched, only_safe=only_safe)
         except UnsafeError:
             known[only_safe] = None
     peaks = known.get(False)
@@ -84,13 +85,20 @@ def finalist(job: PlanJob, candidate: Candidate, *, only_safe: bool = False, onl
     return SimulatedPlan(candidate, census, peaks)
 
 
-def _peaks(job: PlanJob, census: ModelOnGrid, overhead: Overhead, *, only_safe: bool, only_whole: bool) -> Peaks:
-    """The figures of a strategy alone; UnsafeError as :func:`finalist` has it."""
-    if only_whole and failing_beside(census, overhead, job.node):
+def _peaks(
+    job: PlanJob,
+    census: ModelOnGrid,
+    overhead: Overhead,
+    searched: tuple[Grid, tuple[int, ...]] | None,
+    *,
+    only_safe: bool,
+) -> Peaks:
+    """Figures of a strategy alone; UnsafeError as :func:`finalist` has it, ``only_whole`` if it was ``searched``."""
+    if searched is not None and fails_beside(job, census, overhead, searched):
         raise UnsafeError
     ledger = build_ledger(census, overhead.workspaces, detail=False)
-    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=only_whole)
-    return peaks if only_whole else with_beside(peaks, census, job.node)
+    peaks = peaks_of(census, ledger, overhead, only_safe=only_safe, only_running=searched is not None)
+    return peaks if searched is not None else with_beside(peaks, census, job.node)
 
 
 def run_of(job: PlanJob, grid: Grid) -> tuple[BatchRun | None, Grid]:

@@ -24,6 +24,7 @@ from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.trace.template import TraceCache
 
 if TYPE_CHECKING:
+    from memcalc.formulas import Array
     from memcalc.grid import Grid, Layout
     from memcalc.planner.search import SearchResult, Wanted
     from memcalc.planner.stage_peaks import Peaks
@@ -233,6 +234,10 @@ class PlanJob:
     )
     """Figures of strategies that were replayed before, shared likewise: by whether only safe ones were wanted, and None
     where a strategy was then refused. Model and node, by whose identity they are found, live as long."""
+    evaluated: dict[tuple[object, ...], tuple[Model, Array]] = field(
+        default_factory=dict, kw_only=True, compare=False, repr=False
+    )
+    """What evaluations of the strategies of a grid need at least [bytes], shared likewise."""
     _found: dict[int, SearchResult] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What the search that wants most has found, by the number of GPUs."""
     _spaces: dict[int, tuple[Grid, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)

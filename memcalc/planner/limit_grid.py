@@ -17,7 +17,7 @@ from memcalc.planner import axes, defaults
 from memcalc.planner.budget import capacity, pools_of
 from memcalc.planner.costs import legal, safe_limits
 from memcalc.planner.job import PlanJob
-from memcalc.planner.occasions import with_beside
+from memcalc.planner.occasions import fails_beside, with_beside
 from memcalc.planner.request import Request, batch_of, in_tokens, tokens_of
 from memcalc.planner.stage_peaks import REPLAYED_STAGES, Peaks, UnsafeError, has_observed, peaks_of
 from memcalc.specs.options import DEGREES
@@ -209,10 +209,6 @@ class Chunk:
             int(np.broadcast_to(self.least, self.shape)[i]), (self, i),
         )  # fmt: skip
 
-    def candidates(self, mask: Array) -> Iterator[LimitCandidate]:
-        """The strategies of a mask."""
-        return (self.candidate(index) for index in np.argwhere(mask).tolist())
-
     def speeds(self, gpu: GPU, node: Node) -> Array:
         """Tokens a second and GPU of each strategy."""
         grid = self.grid
@@ -318,7 +314,8 @@ def _figures(ledger: Ledger) -> tuple[Array, Array]:
 
 def ordered(parts: Sequence[Chunk], mask: Callable[[Chunk], Array]) -> list[LimitCandidate]:
     """The strategies of a mask, those with the smallest lower bound first."""
-    return sorted((c for part in parts for c in part.candidates(mask(part))), key=lambda c: c.least)
+    candidates = (part.candidate(at) for part in parts for at in np.argwhere(mask(part)).tolist())
+    return sorted(candidates, key=lambda candidate: candidate.least)
 
 
 @dataclass(frozen=True)
@@ -372,6 +369,9 @@ class SimulationCache:
         self.refused = 0
         overhead = overhead_of(job.gpu, grid, grid.layouts[0])
         census = job.on(grid)
+        searched = candidate.origin and (candidate.origin[0].grid, candidate.origin[1])
+        if not detail and fails_beside(job, census, overhead, searched):
+            return None
         ledger = build_ledger(census, overhead.workspaces, detail=detail)
         try:
             peaks = peaks_of(census, ledger, overhead, only_safe=job.safe and not detail)
@@ -379,7 +379,7 @@ class SimulationCache:
             if error.stage in (footprints := _footprints(candidate)):
                 self.unsafe.add(footprints[error.stage])
             return None
-        peaks = with_beside(peaks, census, job.node)
+        peaks = with_beside(peaks, census, job.node) if detail else peaks
         return SimulatedLimit(candidate, census, ledger, peaks, request.assumptions)
 
 

@@ -33,6 +33,7 @@ from memcalc.planner.limit_grid import (
     states_fit,
 )
 from memcalc.planner.limit_search import LimitQuestion, LimitSearch, LimitSolution, fastest
+from memcalc.planner.pipelines import divisors
 from memcalc.planner.request import MICRO_BATCHES, micro_batches_of
 from memcalc.planner.sentences import MOST_UNASKED
 from memcalc.terms.parameters import model_count
@@ -90,16 +91,6 @@ def max_micro_batch(job: LimitJob, query: LimitQuery, gpus: int) -> Inverse:
         allowed = "no micro-batch times the data-parallel ranks divides it"
         raise CombinationError("global-batch", batch, allowed)
     return _over(job, query, LimitQuestion(values, seq_len=seq_len), grids, gpus, outside)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
 
 
 def opened(job: LimitJob, gpus: int, seq_len: int) -> list[Grid]:

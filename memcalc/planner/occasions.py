@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,29 +13,43 @@ from memcalc.planner.budget import capacity
 from memcalc.planner.stage_peaks import at_stage
 from memcalc.results.details import Occasion, OccasionPart
 from memcalc.terms.build import build_ledger
-from memcalc.terms.occasions import checkpoints, evaluations, on_gpu, writes_together
+from memcalc.terms.occasions import checkpoints, evaluation_bytes, evaluations, on_gpu, writes_together
 from memcalc.units import GIB
 
 if TYPE_CHECKING:
+    from memcalc.grid import Grid
     from memcalc.ledger import Term
+    from memcalc.planner.job import PlanJob
     from memcalc.planner.stage_peaks import Peaks
     from memcalc.results.estimates import Estimate
     from memcalc.specs.hardware import Node
     from memcalc.specs.options import SharedSettings
     from memcalc.terms import occasions as terms
     from memcalc.terms.model_on_grid import ModelOnGrid
-    from memcalc.terms.overhead import Overhead
+    from memcalc.terms.overhead import Overhead, Workspaces
 
 
-def occasions_of(census: ModelOnGrid, overhead: Overhead, node: Node) -> tuple[Occasion, ...]:
-    """Loading, resuming, evaluation and saving of a grid of one strategy, in their order in time."""
-    ledger = build_ledger(census, overhead.workspaces)
-    ranks = min(census.grid.layouts[0].gpus, node.gpus_per_host)
-    *before, saving = (*checkpoints(census, ledger, ranks), None)
-    if before and before[-1].name == "saving":
-        saving = before.pop()
-    ordered = (*before, *evaluations(census, overhead.workspaces), *((saving,) if saving else ()))
-    return tuple(_answered(occasion, census, overhead.usable) for occasion in ordered)
+IN_TIME = ("loading", "resuming", "evaluation", "generation", "saving")
+"""What a job does beside its steps."""
+FORWARDS = frozenset({"evaluation", "generation"})
+"""What of it needs no figure of the steps."""
+
+
+def occasions_of(
+    census: ModelOnGrid, overhead: Overhead, node: Node, names: Collection[str] = IN_TIME
+) -> tuple[Occasion, ...]:
+    """Loading, resuming, evaluation and saving of a grid of one strategy, in their order in time.
+
+    Of those in ``names`` at least: what no other needs is not computed.
+    """
+    occasions: list[terms.Occasion] = []
+    if not FORWARDS.issuperset(names):
+        ranks = min(census.grid.layouts[0].gpus, node.gpus_per_host)
+        occasions += checkpoints(census, build_ledger(census, overhead.workspaces), ranks)
+    if not FORWARDS.isdisjoint(names):
+        occasions += evaluations(census, overhead.workspaces)
+    occasions.sort(key=lambda occasion: IN_TIME.index(occasion.name))
+    return tuple(_answered(occasion, census, overhead.usable) for occasion in occasions)
 
 
 def asked_for(fixed: SharedSettings) -> dict[str, str]:
@@ -84,6 +98,27 @@ def _part(term: Term, size: int, stage: int) -> OccasionPart:
     )
 
 
+def fails_beside(
+    job: PlanJob, census: ModelOnGrid, overhead: Overhead, searched: tuple[Grid, tuple[int, ...]] | None
+) -> bool:
+    """Whether a strategy cannot do what the job is told to do beside its steps.
+
+    It was ``searched`` at an index of a grid, of whose strategies evaluations are all computed at once.
+    """
+    known = searched is not None and census.grid.fixed.eval_micro_batch and job.model.recording is None
+    if known and searched and _evaluation_need(job, *searched, overhead.workspaces) > overhead.usable:
+        return True
+    return bool(failing_beside(census, overhead, job.node))
+
+
+def _evaluation_need(job: PlanJob, grid: Grid, index: tuple[int, ...], workspaces: Workspaces) -> int:
+    case = id(job.model), grid, workspaces
+    if case not in job.evaluated:
+        job.evaluated[case] = job.model, evaluation_bytes(job.on(grid), workspaces)
+    need = job.evaluated[case][1]
+    return int(need[tuple(min(at, length - 1) for at, length in zip(index, need.shape, strict=True))])
+
+
 def with_occasions(
     estimate: Estimate, occasions: tuple[Occasion, ...], node: Node, uncounted: tuple[str, ...] = ()
 ) -> Estimate:
@@ -109,9 +144,7 @@ def with_beside(peaks: Peaks, census: ModelOnGrid, node: Node) -> Peaks:
 
 def failing_beside(census: ModelOnGrid, overhead: Overhead, node: Node) -> list[Occasion]:
     """What the job is told to do beside its steps and cannot; nothing is computed where it is told nothing."""
-    if not asked_for(census.grid.fixed):
-        return []
-    occasions = occasions_of(census, overhead, node)
+    occasions = occasions_of(census, overhead, node, names) if (names := asked_for(census.grid.fixed)) else ()
     return [occasion for occasion in occasions if occasion.certain and not occasion.fits]
 
 

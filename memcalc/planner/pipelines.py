@@ -34,6 +34,16 @@ NEVER_FASTER = ("gpipe", "dualpipe-v")
 """Schedules that idle as long as 1F1B, or ZB-V, and hold more: a search leaves them out."""
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
 def one_pipeline(request: Request, habits: Habits) -> tuple[str, int]:
     """The schedule and the chunks of ``estimate``: as asked, 1F1B and the fewest chunks by default."""
     schedule = str(request.given.get("pp_schedule") or _usual(request, habits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from itertools import accumulate, combinations
+from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
 from memcalc import catalog
@@ -109,9 +110,19 @@ def nearest(job: PlanJob, gpus: int, record: JobRecord, *, elsewhere: bool = Fal
     yield from remedies
     yield from _larger_gpu(search)
     paged = {change.text for change in search.paged} & {answer.change for answer in remedies}
-    tried = (change for change in _all_tried(search) if not (paged and change.group == "numerics"))
-    short = {answer.change: answer for change in tried for answer in search.short(change)}
-    yield from sorted(short.values(), key=lambda answer: answer.device)[:MOST]
+    yield from _short(search, [change for change in _all_tried(search) if not (paged and change.group == "numerics")])
+
+
+def _short(search: Search, tried: list[Change]) -> list[Nearest]:
+    """Of what does not suffice what comes nearest; none is replayed that allocates more than these show."""
+    least = {index: size for index, change in enumerate(tried) if (size := search.least(change)) is not None}
+    answers: dict[str, tuple[int, int, Nearest]] = {}
+    for index in sorted(least, key=lambda index: least[index]):
+        nearer = sorted(device for device, _, _ in answers.values())[:MOST]
+        if len(nearer) == MOST and least[index] > nearer[-1]:
+            break
+        answers |= {answer.change: (answer.device, index, answer) for answer in search.short(tried[index])}
+    return [answer for _, _, answer in sorted(answers.values(), key=itemgetter(0, 1))][:MOST]
 
 
 def _remedies(search: Search) -> Iterator[Nearest]:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.model import Model
 
-CHUNK = 1_000_000
+CHUNK = 600_000
 """Strategies, each counted for every stage that is looked at, whose terms are held at once."""
-SMALL_CHUNK = CHUNK // 8
+SMALL_CHUNK = 125_000
 """The same of the states alone, most of whose terms have all of a part's axes."""
 ROWS = (2, 1 << 20)
 """Numbers of stages by which layouts are told apart, and in spaces above :data:`LARGE`, where overhead counts less.

@@ -150,9 +150,7 @@ class GroupActivations:
         window = self.group.block.attention.window if self.group.block.attention is not None else None
         long = window is not None and alike(self.keys >= window)
         settings = tuple(setting._replace(windowed=long) for setting in self.census.settings)
-        if not self.is_frozen:
-            return settings
-        return tuple(setting._replace(trainable=False, lora=None) for setting in settings)
+        return tuple(s._replace(trainable=False, lora=None) for s in settings) if self.is_frozen else settings
 
     @cached_property
     def is_frozen(self) -> bool:
@@ -208,6 +206,8 @@ class GroupActivations:
     def stack(self) -> Stack[GroupActivations] | None:
         """The groups whose blocks run in one loop with these; None where there are no others."""
         indices = next(indices for indices in self.census.stacks if self.index in indices)
+        if self.index > indices[0]:
+            return self.groups[indices[0]].stack
         return Stack([self.groups[index] for index in indices], self.census) if len(indices) > 1 else None
 
     def over(self, sums: str, *, untreated: bool = False) -> Array:
@@ -281,8 +281,7 @@ class GroupActivations:
     @cached_property
     def kept(self) -> Array:
         """Bytes that the stage's blocks keep for one micro-batch."""
-        saved = self.field("whole") * self.whole_block + self.field("treated") * self.treated_block
-        return saved - self._spared
+        return self.field("whole") * self.whole_block + self.field("treated") * self.treated_block - self._spared
 
     @property
     def _spared(self) -> Array:
@@ -312,8 +311,7 @@ class GroupActivations:
     @cached_property
     def unit_extra(self) -> Array:
         """Bytes of the other blocks of a unit that is computed again at once."""
-        stack = self.stack
-        return stack.unit_extra(self) if stack else np.maximum(self.field("unit") - 1, 0) * self.whole_block
+        return self.stack.unit_extra(self) if self.stack else np.maximum(self.field("unit") - 1, 0) * self.whole_block
 
     @cached_property
     def last(self) -> Array:
@@ -349,15 +347,17 @@ class GroupActivations:
         it keep nothing yet, or nothing any more and have left gradients; where its first one runs backward, those
         before it keep what they do (``here``: 1, and 0 where that is on the host), and have no gradients yet.
         """
-        stack = self.stack
-        if stack is None:
+        if (stack := self.stack) is None:
             return self.forward, self.last, self.first
-        after, between = stack.kept(behind(self.index)) * here, stack.left(from_first(self.index), here)
+        last = self.last - stack.left(behind(self.index), here)
+        return self.forward - stack.kept(behind(self.index)) * here, last, self.first_in_order(stack, here)
+
+    def first_in_order(self, stack: Stack[GroupActivations], here: Array) -> Array:
+        """The third of them, of several kinds of blocks."""
         before = [stack.left(ahead(self.index, skipped), here) for skipped in (0, 1)]
         # Memory falls or rises by as much with each pattern: its first or its last block of a kind needs most
-        most = (between <= 0) | (stack.number(self, from_start(0, 1)) == 1)
-        first = (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
-        return self.forward - after, self.last - stack.left(behind(self.index), here), first
+        most = (stack.left(from_first(self.index), here) <= 0) | (stack.number(self, from_start(0, 1)) == 1)
+        return (self.first + np.where(first_apart(self.grid), before[1], before[0])) * most
 
     @cached_property
     def exists(self) -> Array:

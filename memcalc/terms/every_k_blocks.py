@@ -72,33 +72,47 @@ def every_terms(census: ModelOnGrid) -> Iterator[Term]:
     groups, number, here = groups_of(census), spacing(census.grid), 1 - census.grid.offloaded("activations")
     if np.all(number == 1):
         return
-    more = largest(
-        [after_first_segment(census, a) if a.stack is None else beyond_in_order(a, a.stack, here) for a in groups]
-    )
+    stacks = {id(a.stack): a.stack for a in groups if a.stack is not None}
+    alone = [after_first_segment(census, a) for a in groups if a.stack is None]
+    more = largest([*alone, *(beyond_in_order(census.grid, stack, here) for stack in stacks.values())])
     title, formula = "blocks that keep everything, before the first checkpointed one", "(k - 1) · (A_kept - G_block)"
     yield Term("activations", title, more, ("backward-first",), formula, INVENTORY, {"k": number}, in_events=True)
 
 
-def beyond_in_order(activations: GroupActivations, stack: Stack[GroupActivations], on_gpu: Array) -> Array:
+def beyond_in_order(grid: Grid, stack: Stack[GroupActivations], on_gpu: Array) -> Array:
     """The same where a stack has several kinds of blocks: the largest of the moments from the first checkpoint on."""
-    grid, number = activations.grid, spacing(activations.grid)
-    apart, moments, chosen = first_apart(grid), [], np.flatnonzero(number > 1)
-    stack = stack.under(chosen)
+    number, apart = spacing(grid).reshape(-1), first_apart(grid)
+    chosen = np.flatnonzero(number > 1)
+    first = largest([a.first_in_order(stack, on_gpu) for a in stack.groups])
+    parts: list[tuple[Array, Array]] = []
+    saved: Array = np.int64(0)
+    most: Array = np.int64(0)
     for index in range(int(number.max())):
-        here, before = from_start(index, index + 1), [from_start(skipped, index) for skipped in (0, 1)]
-        saved = [stack.left(part, on_gpu) + weight_copies(stack, part) for part in before]
+        stack, here = stack.under(chosen), from_start(index, index + 1)
         moment = stack.each(here, lambda a: a.backward(), lambda a: a.backward(untreated=True))
-        within = np.minimum(moment, 1) * column([index < k for k in number[..., chosen, :, :, :].flat], "recompute")
-        moments.append((moment + np.where(apart, saved[1], saved[0])) * within)
-    more = largest(moments) - largest([stack.of(a.in_order(on_gpu)[2]) for a in stack.groups])
-    result = np.zeros((*more.shape[:3], len(grid.policies), *more.shape[4:]), dtype=np.int64)
-    result[:, :, :, chosen] = more
+        most = np.maximum(most, (moment + saved) * np.minimum(moment, 1))
+        block = stack.left(here, on_gpu) + weight_copies(stack, here)
+        saved = saved + (block if index else np.where(apart, 0, block))
+        # Policies of which a later block is no first checkpoint are done
+        done = number[chosen] == index + 1
+        if done.any():
+            parts.append((chosen[done], _at(most, done) - _at(stack.of(first), done)))
+            saved, most, chosen = _at(saved, ~done), _at(most, ~done), chosen[~done]
+    shapes = [(*part.shape[:3], 1, *part.shape[4:]) for _, part in parts]
+    result = np.zeros((*(shape := np.broadcast_shapes(*shapes))[:3], len(number), *shape[4:]), dtype=np.int64)
+    for policies, part in parts:
+        result[:, :, :, policies] = part
     return result
 
 
 def weight_copies(stack: Stack[GroupActivations], part: Part) -> Array:
     """Bytes of the 16-bit weight copies that autocast makes for those of some blocks that keep everything."""
-    return stack.each(part, lambda _: np.int64(0), block_copies)
+    return stack.each(part, None, block_copies)
+
+
+def _at(array: Array, places: Array) -> Array:
+    """An array under some of its recompute policies."""
+    return array[:, :, :, places] if array.shape[AXES.index("recompute")] > 1 else array
 
 
 def after_first_segment(census: ModelOnGrid, activations: GroupActivations) -> Array:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memcalc.formulas.optimizer_states import shard
-from memcalc.grid import column
+from memcalc.grid import AXES, column
 from memcalc.ledger import ALWAYS, KEPT, Term
 from memcalc.terms.activations import add_all, groups_of, largest
 from memcalc.terms.adapters import trained
@@ -56,18 +56,31 @@ gradients, and none of them is live at the peak.
 BEFORE_REDUCTION = ("forward-last", "forward", "loss", "backward-last", "backward-first")
 
 
-def traded(census: ModelOnGrid, in_one_buffer: Array | bool) -> tuple[Array, Array] | None:
-    """Where gradients are made by the first backward of a stage alone, and the bytes that it has let go of by then.
+def traded(census: ModelOnGrid, in_one_buffer: Array | bool) -> Array | None:
+    """1 where gradients are made by the first backward of a stage alone; None where they nowhere are.
 
     Where every micro-batch is in flight before that, none comes in for the one that has gone.
     """
     grid = census.grid
     made = ~np.asarray(in_one_buffer, dtype=bool) & (not grid.persistent_gradients)
     alone = made & (grid.degree("pp") > 1) & (grid.accumulation > 1) & (grid.accumulation == in_flight(grid))
-    if not np.any(alone):
-        return None
-    sent = boundary(census) * grid.habits.keeps_stage_outputs
-    return alone.astype(np.int64), (add_all([group.kept for group in groups_of(census)]) + sent) * alone
+    return alone.astype(np.int64) if np.any(alone) else None
+
+
+def beyond_traded(census: ModelOnGrid, made: Array) -> Array:
+    """Bytes of gradients that are ``made`` there beyond what the stage has let go of by then; 0 where none are."""
+    others = tuple(axis for axis in range(len(AXES)) if axis != AXES.index("zero"))
+    chosen = np.flatnonzero(np.any(made, axis=others))
+    if not chosen.size:
+        return np.int64(0)
+    sent = boundary(census) * census.grid.habits.keeps_stage_outputs
+    gone = add_all([group.kept for group in groups_of(census)]) + sent
+    rest = np.maximum(np.take(made, chosen, axis=AXES.index("zero")) - gone, 0)
+    if len(chosen) == made.shape[AXES.index("zero")]:
+        return rest
+    result = np.zeros((*rest.shape[:4], made.shape[AXES.index("zero")], *rest.shape[5:]), dtype=np.int64)
+    result[:, :, :, :, chosen] = rest
+    return result
 
 
 def local_gradient_terms(census: ModelOnGrid) -> Iterator[Term]:
@@ -217,7 +230,9 @@ def pipelined_gradient_terms(census: ModelOnGrid, pipelined: Array) -> Iterator[
     """Gradients that FSDP 2 adds up whole where it is ``pipelined``, less what the first backward has let go of."""
     width, alone = census.grid.reduce_width, traded(census, in_one_buffer=False)
     gradients, inputs = width * census.parameters * pipelined, {"w_reduce": width, "P": census.parameters}
-    early = gradients if alone is None else np.maximum(gradients - alone[1], gradients * (1 - alone[0]))
+    early = gradients
+    if alone is not None:
+        early = gradients * (1 - alone) + beyond_traded(census, gradients * alone)
     title = "unsharded gradients of earlier micro-batches"
     for phases, bytes_ in ((KEPT, early), (("backward-first", "backward-end"), gradients)):
         yield Term("gradients", title, bytes_, phases, "w_reduce · P", PIPELINE, inputs)

@@ -10,6 +10,7 @@ import numpy as np
 
 from memcalc.formulas.optimizer_states import shard
 from memcalc.specs.block import MixtureOfExperts
+from memcalc.stages import Rows, blocks_in, rows_of
 from memcalc.terms.parameters import model_count
 from memcalc.terms.settings import block_settings, gathering_settings
 from memcalc.trace.template import TraceCache
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.specs.block import Block
     from memcalc.specs.model import Model
-    from memcalc.stages import Rows
     from memcalc.terms.parameters import ParameterCount
     from memcalc.trace.layers import BlockConfig
     from memcalc.trace.tape import Shard
@@ -106,6 +106,10 @@ class BlockCache:
     """Of each group of blocks on one grid, whatever is offloaded."""
     by_sharding: list[Any] = field(default_factory=list)
     """The same over :attr:`memcalc.grid.Grid.ways`, which the parts of a space share."""
+    spans: list[tuple[Array, Array]] = field(default_factory=list)
+    """The blocks of each model chunk (:meth:`memcalc.grid.Grid.spans`), whatever is offloaded."""
+    rows: list[Rows] = field(default_factory=list)
+    """The rows of blocks of stages, likewise; none or one."""
 
     def release(self) -> None:
         """Let the arrays of the groups go at once: they know each other in circles, which only a collector ends."""
@@ -159,12 +163,23 @@ class ModelOnGrid:
     @cached_property
     def chunks(self) -> tuple[list[Array], ...]:
         """The same, chunk by chunk of each stage."""
-        return tuple(self.grid.chunks([i == group for i in self.sequence]) for group in range(len(self.model.groups)))
+        groups = range(len(self.model.groups))
+        return tuple(blocks_in(self._spans, [index == group for index in self.sequence]) for group in groups)
 
     @cached_property
     def rows(self) -> Rows:
         """The blocks of each stage, in their order."""
-        return self.grid.rows_of(self.sequence)
+        known = self.blocks_cache.rows
+        if not known:
+            known.append(rows_of(self._spans, self.sequence))
+        return known[0]
+
+    @property
+    def _spans(self) -> list[tuple[Array, Array]]:
+        known = self.blocks_cache.spans
+        if not known:
+            known += self.grid.spans(len(self.sequence))
+        return known
 
     @cached_property
     def stacks(self) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,6 @@ Transformers' Trainer keeps the logits of each batch, gathered from all ranks, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +20,7 @@ from memcalc.formulas.activations import joined_outputs_bytes, key_value_bytes, 
 from memcalc.formulas.optimizer_states import shard
 from memcalc.frameworks.habits import EVALUATION_BATCH, READS, WRITES
 from memcalc.ledger import PHASES, Ledger, Term, add_up
-from memcalc.terms.activations import groups_of, largest
+from memcalc.terms.activations import full, groups_of, largest
 from memcalc.terms.adapters import ADAPTERS
 from memcalc.terms.build import build_ledger
 from memcalc.terms.every_k_blocks import INVENTORY
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from memcalc.formulas import Array
-    from memcalc.ledger import Ledger
     from memcalc.terms.model_on_grid import ModelOnGrid
     from memcalc.terms.overhead import Workspaces
 
@@ -283,24 +281,32 @@ def evaluations(census: ModelOnGrid, workspaces: Workspaces) -> Iterator[Occasio
     when = f"evaluation of {size} sequence{'s' * (size > 1)} per rank"
     suffix = f", the logits of {fixed.eval_batches_kept} batches kept" * bool(fixed.eval_batches_kept)
     outputs = int(np.max(outputs_bytes(other)))
-    yield Occasion("evaluation", f"{when}{suffix}", tuple(_evaluation(other, ledger)), certain, outputs)
-    if fixed.eval_new_tokens and any(attention.causal for attention in census.model.attentions):
+    yield Occasion("evaluation", f"{when}{suffix}", tuple(larger(*_evaluation(other, ledger))), certain, outputs)
+    if moments := _generation(other, ledger):
         text = f"generation of {fixed.eval_new_tokens} tokens for {size} sequence{'s' * (size > 1)} per rank"
-        yield Occasion("generation", text, tuple(_generation(other, ledger)), certain)
+        yield Occasion("generation", text, tuple(larger(*moments)), certain)
 
 
 def without_gradients(census: ModelOnGrid, size: int) -> ModelOnGrid:
     """The same job with an evaluation's batch, in which a block's forward keeps nothing but its input."""
     grid = census.grid
-    at_once = size * int(np.max(grid.degree("dp")))
-    fixed = grid.fixed.model_copy(update={"global_batch": at_once, "global_tokens": 0, "longest_first": False})
+    fixed = grid.fixed.model_copy(update={"global_batch": 0, "global_tokens": 0, "longest_first": False})
     if grid.habits.evaluation_logits and fixed.loss == "fused-linear" and not in_tiles(grid):
         fixed = fixed.model_copy(update={"loss": "standard"})
-    passing = replace(grid, fixed=fixed, micro_batches=(size,), recomputes=("full",))
+    passing = replace(grid, fixed=fixed, micro_batches=(size,) * len(grid.lengths), recomputes=("full",))
     return replace(census, grid=passing, blocks_cache=BlockCache())
 
 
-def _evaluation(census: ModelOnGrid, ledger: Ledger) -> list[Term]:
+def evaluation_bytes(census: ModelOnGrid, workspaces: Workspaces) -> Array:
+    """What evaluation and generation need on the GPU, of no strategy more than on a grid of its own [bytes]."""
+    other = without_gradients(census, evaluation_batch(census))
+    ledger = build_ledger(other, workspaces, detail=False)
+    moments = [on_gpu(terms) for terms in (*_evaluation(other, ledger), *_generation(other, ledger))]
+    return np.asarray(np.max(full(largest(moments)), axis=1, keepdims=True))
+
+
+def _evaluation(census: ModelOnGrid, ledger: Ledger) -> tuple[list[Term], ...]:
+    """Its moments: a block's forward, the head's, and where outputs are joined."""
     grid = census.grid
     states, outputs, batches = resident(ledger, census), outputs_bytes(census), grid.fixed.eval_batches_kept
     cache = [_cached(census, grid.seq_len)] if grid.habits.evaluation_cache else []
@@ -312,12 +318,14 @@ def _evaluation(census: ModelOnGrid, ledger: Ledger) -> list[Term]:
     joined = Term("activations", title, np.asarray(joined_outputs_bytes(outputs, batches)), (), formula, LOOP, inputs)
     block = [*states, *_gathered(ledger, "forward-last"), _block(census), *cache, waiting]
     head = [*states, *_gathered(ledger, "forward"), *_head(census), *cache, waiting]
-    return larger(block, head, [*states, joined])
+    return block, head, [*states, joined]
 
 
-def _generation(census: ModelOnGrid, ledger: Ledger) -> list[Term]:
-    """The prompt's forward, or the last token: its logits, and a layer whose cache is copied to grow by it."""
+def _generation(census: ModelOnGrid, ledger: Ledger) -> tuple[list[Term], ...]:
+    """Its moments, if any: the prompt's forward, or the last token: its logits, and a layer whose cache is copied."""
     grid = census.grid
+    if not grid.fixed.eval_new_tokens or not any(attention.causal for attention in census.model.attentions):
+        return ()
     states, length = resident(ledger, census), grid.seq_len + grid.fixed.eval_new_tokens
     gathered = _gathered(ledger, "forward-last")
     prompt = [*states, *gathered, _block(census), _cached(census, grid.seq_len)]
@@ -326,7 +334,7 @@ def _generation(census: ModelOnGrid, ledger: Ledger) -> list[Term]:
     title, copied = "logits of the last token", np.max(_layer_caches(census, length)) * np.int64(1)
     last = Term("activations", title, logits, (), "4 · b · V", "transformers 5.23 generation/utils.py", rows)
     grown = Term("activations", "a layer's cache while it grows", copied, (), "w · T · (d_k + d_v)", CACHE)
-    return larger(prompt, [*states, *gathered, last, grown, _cached(census, length)])
+    return prompt, [*states, *gathered, last, grown, _cached(census, length)]
 
 
 def _gathered(ledger: Ledger, phase: str) -> list[Term]:

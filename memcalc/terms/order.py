@@ -7,6 +7,7 @@ block of a frozen model keeps less, since no gradient flows to its input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
@@ -76,26 +77,31 @@ def last_unit(policy: Policy, row: Row, group: int, chunks: tuple[int, ...]) -> 
     return row[start:end]
 
 
+@lru_cache(maxsize=256)
 def from_start(begin: int, end: int) -> Part:
     """Some blocks, counted from the first one."""
     return lambda _: slice(begin, end)
 
 
+@lru_cache(maxsize=256)
 def from_end(index: int) -> Part:
     """One block, counted from the last one, which is 1; the first one where there are not so many."""
     return lambda row: slice(max(len(row) - index, 0), max(len(row) - index, 0) + 1)
 
 
+@lru_cache(maxsize=256)
 def behind(group: int) -> Part:
     """The blocks behind a group's last one."""
     return lambda row: slice(len(row) - row[::-1].index(group), len(row)) if group in row else slice(0)
 
 
+@lru_cache(maxsize=256)
 def ahead(group: int, skipped: int) -> Part:
     """The blocks before a group's first one, without the stage's first ``skipped``."""
     return lambda row: slice(skipped, row.index(group)) if group in row else slice(0)
 
 
+@lru_cache(maxsize=256)
 def from_first(group: int) -> Part:
     """The blocks from a group's first one to the one before its last."""
     return lambda row: slice(row.index(group), len(row) - 1 - row[::-1].index(group)) if group in row else slice(0)
@@ -115,6 +121,7 @@ class States:
         self._states = np.array(padded, dtype=np.int8).reshape(len(policies), len(rows), longest)
         self._before: dict[tuple[int, tuple[str, ...]], Array] = {}
         self._units: dict[int, list[list[Row]]] = {}
+        self._bounds: dict[Part, tuple[Array, Array]] = {}
 
     def before(self, group: int, states: tuple[str, ...]) -> Array:
         """Blocks of a group that keep so much before each place of a row, by policy and row."""
@@ -128,10 +135,15 @@ class States:
     def number(self, group: int, states: tuple[str, ...], part: Part) -> Array:
         """Blocks of a group among a part of each row that keep so much, by policy and row."""
         before, places = self.before(group, states), np.arange(len(self.rows))
-        bounds = [part(row).indices(len(row)) for row in self.rows]
-        begin = np.array([start for start, _, _ in bounds], dtype=np.int64)
-        end = np.array([max(start, stop) for start, stop, _ in bounds], dtype=np.int64)
+        begin, end = self._bounds_of(part)
         return (before[:, places, end] - before[:, places, begin]).astype(np.int64)
+
+    def _bounds_of(self, part: Part) -> tuple[Array, Array]:
+        if part not in self._bounds:
+            bounds = [part(row).indices(len(row))[:2] for row in self.rows]
+            begin, end = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+            self._bounds[part] = begin, np.maximum(begin, end)
+        return self._bounds[part]
 
     def units(self, group: int) -> list[list[Row]]:
         """The last unit of a group (:func:`last_unit`), by policy and row."""
@@ -151,28 +163,25 @@ def _whole_row(_: Row) -> slice:
     return slice(None)
 
 
-def counts_in(policy: Policy, rows: Rows, group: int) -> Counts:
-    """How a policy treats the blocks of one group among those of its stack."""
-    states = states_of((policy,), rows.distinct, rows.chunks)
-    again = () if policy.kind in {"parts", "selective-ops"} else (INPUT, INNER)
-    return Counts(
-        treated=states.number(group, (INPUT,), _whole_row)[0][rows.index],
-        whole=states.number(group, (WHOLE,), _whole_row)[0][rows.index],
-        unit=np.array([len(unit) for unit in states.units(group)[0]], dtype=np.int64)[rows.index],
-        recomputed=states.number(group, again, _whole_row)[0][rows.index],
+def counts_in(policies: tuple[Policy, ...], rows: Rows, group: int) -> tuple[Counts, ...]:
+    """How each policy treats the blocks of one group among those of its stack."""
+    states = states_of(policies, rows.distinct, rows.chunks)
+    treated, alone, again = (states.number(group, these, _whole_row) for these in ((INPUT,), (WHOLE,), (INPUT, INNER)))
+    units = np.array([[len(unit) for unit in each] for each in states.units(group)], dtype=np.int64)
+    parts = [policy.kind in {"parts", "selective-ops"} for policy in policies]
+    again = np.where(np.array(parts)[:, None], 0, again)
+    return tuple(
+        Counts(*(each[at][rows.index] for each in (treated, alone, units, again))) for at in range(len(policies))
     )
 
 
 class Stack(Generic[Group]):
     """The groups of a stack that has several, on the stages of a grid."""
 
-    def __init__(self, groups: Sequence[Group], census: ModelOnGrid, chosen: Array | None = None) -> None:
-        """``chosen`` are the places of some of the policies; all of them where it is left out."""
-        self.groups, self.census, self._all = groups, trained(census), census
-        policies = census.grid.policies
-        self.policies = policies if chosen is None else tuple(policies[index] for index in chosen)
+    def __init__(self, groups: Sequence[Group], census: ModelOnGrid) -> None:
+        self.groups, self.census, self.policies = groups, trained(census), census.grid.policies
         self.rows = census.rows.only([group.index for group in groups])
-        self._chosen = chosen
+        self.chosen: Array | None = None
         self._gradients: dict[int, Array] = {}
 
     @cached_property
@@ -181,12 +190,14 @@ class Stack(Generic[Group]):
 
     def under(self, chosen: Array) -> Self:
         """The same under some of the policies, by their places."""
-        return type(self)(self.groups, self._all, chosen)
+        part = copy(self)
+        part.chosen = chosen
+        return part
 
     def of(self, array: Array) -> Array:
         """An array of the grid, under the policies of this stack alone."""
-        shared = self._chosen is None or np.ndim(array) == 0 or array.shape[AXES.index("recompute")] == 1
-        return array if shared else array[:, :, :, self._chosen]
+        shared = self.chosen is None or np.ndim(array) == 0 or array.shape[AXES.index("recompute")] == 1
+        return array if shared else array[:, :, :, self.chosen]
 
     def _by_policy(self, counts: Array) -> Array:
         """Counts by policy and row, over the stages and along the recompute axis."""
@@ -195,15 +206,11 @@ class Stack(Generic[Group]):
 
     def counts(self, group: Group) -> tuple[Counts, ...]:
         """How each policy treats the blocks of a group."""
-        return tuple(counts_in(policy, self.rows, group.index) for policy in self.policies)
+        return counts_in(self.policies, self.rows, group.index)
 
     def number(self, group: Group, part: Part) -> Array:
         """Blocks of a group among a part of each row."""
         return self.rows.count(lambda row: row[part(row)].count(group.index))
-
-    def places(self, group: Group, part: Part, *states: str) -> Array:
-        """Those of them that keep so much, along the recompute axis."""
-        return self._by_policy(self._states.number(group.index, states, part))
 
     def unit_extra(self, group: Group) -> Array:
         """Bytes of the blocks before a group's last one that are computed again at once with it."""
@@ -218,20 +225,23 @@ class Stack(Generic[Group]):
             total = total + self._by_policy(counts) * other.whole_block
         return total
 
-    def each(self, part: Part, again: Callable[[Group], Array], once: Callable[[Group], Array]) -> Array:
-        """A quantity of each block among a part of each row: of those that run again, and of those that do not."""
-        total: Array = np.int64(0)
-        for group in self.groups:
-            total = total + self.places(group, part, INPUT, INNER) * self.of(again(group))
-            total = total + self.places(group, part, WHOLE) * self.of(once(group))
-        return total
+    def each(self, part: Part, again: Callable[[Group], Array] | None, once: Callable[[Group], Array]) -> Array:
+        """A quantity of each block among a part of each row: of those that run again, if any, and those that do not."""
+        return self._total(part, *([((INPUT, INNER), again)] if again else []), ((WHOLE,), once))
 
     def kept(self, part: Part) -> Array:
         """Bytes that the blocks among a part of each row keep for one micro-batch."""
-        total: Array = np.int64(0)
+        return self._total(part, ((WHOLE,), lambda a: a.whole_block), ((INPUT,), lambda a: a.treated_block))
+
+    def _total(self, part: Part, *kinds: tuple[tuple[str, ...], Callable[[Group], Array]]) -> Array:
+        """The sum of quantities of the blocks among a part of each row that keep so much, along the recompute axis."""
+        total = np.zeros((1,) * len(AXES), dtype=np.int64)
         for group in self.groups:
-            total = total + self.places(group, part, WHOLE) * self.of(group.whole_block)
-            total = total + self.places(group, part, INPUT) * self.of(group.treated_block)
+            for states, of in kinds:
+                counts = self._states.number(group.index, states, part)
+                counts = counts if self.chosen is None else counts[self.chosen]
+                if counts.any():  # parts are short, and seldom have blocks of all kinds
+                    total = total + self._by_policy(counts) * self.of(of(group))
         return total
 
     def left(self, part: Part, here: Array) -> Array:
@@ -242,7 +252,8 @@ class Stack(Generic[Group]):
         """Bytes of the gradients of the blocks among a part of each row, where backward makes new ones that stay."""
         total: Array = np.int64(0)
         for group in self.groups:
-            total = total + self._gradients_of(group.index) * self.number(group, part)
+            number = self.number(group, part)
+            total = total + self._gradients_of(group.index) * number if number.any() else total
         return total
 
     def _gradients_of(self, group: int) -> Array:

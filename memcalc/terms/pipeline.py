@@ -61,6 +61,8 @@ def chunks_in_flight(grid: Grid) -> Array:
     stages, m, chunks, group = grid.degree("pp"), grid.accumulation, grid.degree("vpp"), group_of(grid)
     live = in_flight_interleaved(grid.stage, stages, m, chunks, group)
     live = np.where(grid.runs("interleaved-zb"), in_flight_zb_h1(stages, m, chunks, group), live)
+    if not np.any(grid.runs(*TURNED)):
+        return live
     after_first, after_second = (first + second for first, second in _turned(grid))
     return np.where(grid.runs(*TURNED), np.maximum(after_first, after_second), live)
 
@@ -88,7 +90,8 @@ def in_flight(grid: Grid) -> Array:
         ("zb-2p",): in_flight_zb_2p(stages, m),
     }
     for names, value in others.items():
-        live = np.where(grid.runs(*names), value, live)
+        if np.any(grid.runs(*names)):
+            live = np.where(grid.runs(*names), value, live)
     if not np.any(grid.runs(*VIRTUAL)):
         return live
     return np.where(grid.runs(*VIRTUAL), -(-chunks_in_flight(grid) // grid.degree("vpp")), live)

@@ -14,7 +14,7 @@ from memcalc.grid import column
 from memcalc.ledger import ALWAYS, KEPT, Term
 from memcalc.terms.adapters import frozen_terms, scales_term, trained_parts
 from memcalc.terms.fsdp2 import Units, in_reduce_pool
-from memcalc.terms.gradients import accumulates_whole, traded
+from memcalc.terms.gradients import accumulates_whole, beyond_traded, traded
 from memcalc.terms.moments import (
     kind_of,
     largest_share,
@@ -203,9 +203,8 @@ def _earlier_gradients(census: ModelOnGrid, remaining: Array, here: Array) -> It
     if alone is None:
         yield _gradients(census, title, earlier * here, KEPT, formula)
         return
-    where, gone = alone
-    yield _gradients(census, title, earlier * here * (1 - where), KEPT, formula)
-    rest = np.maximum(earlier * where - gone, 0)
+    yield _gradients(census, title, earlier * here * (1 - alone), KEPT, formula)
+    rest = beyond_traded(census, earlier * alone)
     if np.any(rest):
         yield _gradients(census, title, rest * here, KEPT, formula)
 

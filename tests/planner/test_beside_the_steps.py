@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.planner import limit_grid
+from memcalc.planner.stage_peaks import Peaks, peaks_of
 from memcalc.results.plans import Plans
 
 JOB = {"model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "seq_len": 4096, "framework": "hf", "global_batch": 64}
@@ -53,6 +55,20 @@ def test_a_limit_ends_where_the_save_does_not_fit() -> None:
     answers = [memcalc.largest("micro-batch", **words, seq_len=1024, settings=form).answer for form in ({}, told)]
     assert answers[0] is not None
     assert answers[1] is None
+
+
+def test_what_fits_on_no_number_of_gpus_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation that no sharding makes fit decides on each strategy; the one that is shown has its figures."""
+    shown: list[bool] = []
+
+    def counted(*args: Any, only_safe: bool) -> Peaks:
+        shown.append(not only_safe)
+        return peaks_of(*args, only_safe=only_safe)
+
+    monkeypatch.setattr(limit_grid, "peaks_of", counted)
+    words = {"model": "llama-3.2-1b", "gpu": "a100-40g", "framework": "fsdp2", "zero": 3, "offload": "none"}
+    fewest = memcalc.smallest("gpus", **words, up_to=4, settings={"workload.eval_micro_batch": 64})
+    assert (fewest.answer, shown) == (None, [True])
 
 
 def test_what_is_asked_for_and_not_modelled_is_said() -> None:

@@ -19,6 +19,7 @@ from memcalc.planner.costs import costs_of
 from memcalc.specs.options import SharedSettings
 from memcalc.terms.build import build_ledger
 from memcalc.terms.model_on_grid import ModelOnGrid
+from memcalc.terms.occasions import evaluation_bytes
 from memcalc.terms.overhead import Workspaces
 from memcalc.terms.pipeline import in_flight
 
@@ -165,9 +166,9 @@ LAYOUTS = (
 @pytest.mark.parametrize("every_stage", [False, True])
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: bool, attention: str) -> None:
-    """Bit for bit: bytes on the GPU, bytes on the host, and each part of the step's time."""
+    """Bit for bit: bytes on the GPU, on the host and in an evaluation, and each part of the step's time."""
     model, gpu = load_model(name), catalog.gpu("a100-80g")
-    fixed = SharedSettings(framework="fsdp2", seq_len=512, global_batch=32, attention=attention)
+    fixed = SharedSettings(framework="fsdp2", seq_len=512, global_batch=32, attention=attention, eval_micro_batch=3)
     space = Grid(fixed, LAYOUTS, PRECISIONS, RECOMPUTES, (3, 2), OFFLOADS, (1, 2, 4), every_stage=every_stage)
     node = catalog.node_for(gpu)
     shape = (len(LAYOUTS), 1, *space.shape[2:])
@@ -176,7 +177,8 @@ def test_one_strategy_is_the_same_alone_and_in_a_space(name: str, every_stage: b
         costs = costs_of(model, grid, gpu, node)
         reserved = computed(costs.reserved).max(axis=1, keepdims=True)
         host = sum((computed(held).max(axis=1, keepdims=True) for held, _ in costs.rooms), ZERO)
-        return [reserved, host, costs.allowed, *costs.times.parts]
+        evaluation = evaluation_bytes(ModelOnGrid(model, grid), NO_WORKSPACES)
+        return [reserved, host, costs.allowed, evaluation, *costs.times.parts]
 
     together = [np.broadcast_to(array, shape) for array in figures(space)]
     random = np.random.default_rng(0)

@@ -216,7 +216,7 @@ def test_kinds_together_are_treated_as_one_kind_is(name: str) -> None:
     for layers in range(1, 12):
         row = tuple((0, 1, 1)[place % 3] for place in range(layers))
         rows = Rows((row,), np.zeros((1,) * 7, dtype=np.int64), ((len(row),),))
-        found, whole = [counts_in(policy, rows, kind) for kind in (0, 1)], counts(policy, np.int64(layers))
+        found, whole = [counts_in((policy,), rows, kind)[0] for kind in (0, 1)], counts(policy, np.int64(layers))
         for field in ("treated", "whole", "recomputed"):
             assert sum(int(getattr(one, field).ravel()[0]) for one in found) == int(getattr(whole, field)), field
 

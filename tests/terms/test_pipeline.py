@@ -25,6 +25,7 @@ from memcalc.planner.pipelines import check_rounds
 from memcalc.specs.flat import from_flat
 from memcalc.specs.options import SharedSettings
 from memcalc.specs.strategy import Strategy
+from memcalc.stages import blocks_in
 from memcalc.terms.build import build_ledger
 from memcalc.terms.model_on_grid import ModelOnGrid
 from memcalc.terms.overhead import overhead_of
@@ -273,7 +274,7 @@ def test_blocks_of_each_chunk(turned: bool, stages: int, chunks: int, counts: tu
     schedule = "zb-v" if turned else "interleaved"
     job = grid(Layout(pp=stages, schedule=schedule, vpp=chunks), stages)
     for kind, _ in enumerate(counts):
-        found = [by_stage(held, stages) for held in job.chunks([own == kind for own in kinds])]
+        found = [by_stage(held, stages) for held in blocks_in(job.spans(len(kinds)), [own == kind for own in kinds])]
         assert found == [[expected[kind, c, i] for i in range(stages)] for c in range(chunks)]
 
 
@@ -288,7 +289,12 @@ def test_layouts_of_different_schedules_stand_beside_each_other() -> None:
     both = Grid(shared, layouts, ("bf16",), ("none",), (3,), ((),), (1,), every_stage=True)
     for i, layout in enumerate(layouts):
         alone = Grid(shared, (layout,), ("bf16",), ("none",), (3,), ((),), (1,), every_stage=True)
-        for column in (in_flight, lambda g: sum(g.chunks([True] * 25)), lambda g: g.is_last, lambda g: g.is_first):
+        for column in (
+            in_flight,
+            lambda g: sum(blocks_in(g.spans(25), [True] * 25)),
+            lambda g: g.is_last,
+            lambda g: g.is_first,
+        ):
             together = np.broadcast_to(column(both), (4, 4, 1, 1, 1, 1, 1))[i].reshape(-1)
             assert together[: layout.pp].tolist() == by_stage(column(alone), layout.pp)
 
