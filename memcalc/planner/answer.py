@@ -153,7 +153,7 @@ def estimate_of(
         peak=peaks.at(Peak),
         interval=peaks.interval,
         budget=budget_of(overhead),
-        activation_budget=activation_budget_of(census, gpu, ledger, overhead, top) if budget else None,
+        activation_budget=activation_budget_of(census, gpu, ledger, peaks) if budget else None,
         verdict=peaks.verdict,
         flushes=peaks.flushes,
         reason=peaks.reason,

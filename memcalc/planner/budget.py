@@ -15,7 +15,7 @@ import numpy as np
 from memcalc.frameworks import habits_of
 from memcalc.ledger import ALWAYS, PHASES, Ledger, computed
 from memcalc.planner.request import micro_batches_of
-from memcalc.planner.stage_peaks import at_stage
+from memcalc.planner.stage_peaks import UnsafeError, at_stage, peaks_of
 from memcalc.results.estimates import ActivationBudget, TermFacts
 from memcalc.terms.build import build_ledger
 from memcalc.terms.host import off_gpu_bytes
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from memcalc.grid import Grid
     from memcalc.ledger import Tree
     from memcalc.planner.stage_peaks import Peaks
-    from memcalc.results.estimates import StagePeak
     from memcalc.specs.hardware import GPU, Node
     from memcalc.specs.strategy import Strategy
     from memcalc.terms.overhead import Overhead
@@ -115,6 +114,8 @@ class Variants:
     census: ModelOnGrid
     gpu: GPU
     overhead: Overhead
+    fits: bool = False
+    """Whether the strategy itself does."""
 
     def beside(self, **axes: Any) -> ModelOnGrid:
         """The model on a grid with other values of some axes."""
@@ -137,14 +138,28 @@ class Variants:
         ranks = grid.layouts[0].dp
         sizes = micro_batches_of(grid.fixed.global_batch // ranks)
         fits = self.fitting(self.beside(micro_batches=tuple(sizes)))
-        return max((size for size, fit in zip(sizes, fits, strict=True) if fit), default=0)
+        counted = (size for size, fit in zip(sizes, fits, strict=True) if fit)
+        return next((size for size in sorted(counted, reverse=True) if self.runs(micro_batches=(size,))), 0)
 
     def fewest_segments(self, layers: int) -> int | None:
         """The fewest checkpointed segments with which it fits: 1 is no checkpoint at all; None where none do."""
         counts = [n for n in range(2, layers + 1) if layers % n == 0]
         policies = ("none", *(f"segments-{count}" for count in counts))
         fits = self.fitting(self.beside(recomputes=policies))
-        return next((count for count, fit in zip((1, *counts), fits, strict=True) if fit), None)
+        counted = zip((1, *counts), policies, fits, strict=True)
+        return next((count for count, policy, fit in counted if fit and self.runs(recomputes=(policy,))), None)
+
+    def runs(self, **axes: Any) -> bool:
+        """Whether one variant fits by a replay too, which often reserves more: asked where a job has to change."""
+        if self.fits:
+            return True
+        grid = replace(self.census.grid, **axes)
+        census = ModelOnGrid(self.census.model, grid, self.census.traces)
+        try:
+            ledger = build_ledger(census, self.overhead.workspaces, detail=False)
+            return peaks_of(census, ledger, self.overhead, only_safe=True).verdict == "fits"
+        except UnsafeError:
+            return False
 
 
 def _one_stage(census: ModelOnGrid) -> tuple[int, ...]:
@@ -152,13 +167,11 @@ def _one_stage(census: ModelOnGrid) -> tuple[int, ...]:
     return (shape[0], 1, *shape[2:])
 
 
-def activation_budget_of(
-    census: ModelOnGrid, gpu: GPU, ledger: Ledger, overhead: Overhead, top: StagePeak
-) -> ActivationBudget | None:
+def activation_budget_of(census: ModelOnGrid, gpu: GPU, ledger: Ledger, peaks: Peaks) -> ActivationBudget | None:
     """The room for activations, in the phase in which they are largest; None for a recorded module."""
     if census.model.recording is not None:
         return None
-    stages = census.grid.num_stages
+    stages, top, overhead = census.grid.num_stages, peaks.top, peaks.overhead
 
     def size(name: str, phase: str) -> int:
         return at_stage(ledger.component(name, phase), top.stage, stages)
@@ -166,7 +179,7 @@ def activation_budget_of(
     phase = max(PHASES, key=lambda phase: size("activations", phase))
     states = {name: size(name, phase) for name in _HELD}
     cache, margin = top.reserved - top.allocated, overhead.usable - overhead.safe
-    variants = Variants(census, gpu, overhead)
+    variants = Variants(census, gpu, overhead, fits=peaks.verdict == "fits")
     return ActivationBudget(
         phase=phase,
         usable=overhead.usable,

@@ -174,11 +174,11 @@ class ActivationBudget(Frozen):
     activations: int
     """What they take of it."""
     micro_batch: int
-    """The largest that fits with the margin and divides the global batch; 0 for none. Of the sizes that a search tries,
-    and by the closed form: ``memcalc max micro-batch`` asks every size of a replay."""
+    """The largest that fits with the margin and divides the global batch, of the sizes that a search tries; 0 for none.
+    By the closed form, of a job that does not fit by a replay too: ``memcalc max micro-batch`` replays every size."""
     segments: int | None
-    """The fewest checkpointed segments of the blocks with which this micro-batch fits with the margin; 1 needs no
-    checkpoint, None where no number of them is enough."""
+    """The fewest checkpointed segments of the blocks with which this micro-batch fits with the margin, in the same way;
+    1 needs no checkpoint, None where no number of them is enough."""
 
 
 class Components(Frozen):
