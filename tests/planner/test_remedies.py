@@ -101,11 +101,14 @@ def test_experts_on_hundreds_of_nodes_are_led_to_megatron() -> None:
 
 
 @pytest.mark.slow
-def test_two_consumer_gpus_are_led_to_a_quantised_base_that_fits() -> None:
-    """Answer.AI trains 70B by FSDP and QLoRA on two cards of 24 GB, its base in host memory."""
+def test_two_consumer_gpus_are_led_to_a_quantised_base() -> None:
+    """Answer.AI trains 70B by FSDP and QLoRA on two cards of 24 GB, its base in host memory.
+
+    No plan is called safe: others' reports of such jobs are up to 46% above what is counted.
+    """
     result = memcalc.plan(model="llama-3-70b", gpu="rtx-4090", gpus=2)
     adapters = [remedy for remedy in result.nearest if remedy.group == "fewer trained parameters"]
-    assert {remedy.verdict for remedy in adapters} == {"tight", "fits"}
+    assert {remedy.verdict for remedy in adapters} == {"tight"}
     assert all("--quantize nf4 --offload" in remedy.change for remedy in adapters)
     assert all(0 < remedy.host_memory < 70.6e9 for remedy in adapters)
 

@@ -143,8 +143,8 @@ _PARTS = ("max_source_length", "max_target_length")
 
 def _longest(reader: ConfigReader) -> tuple[str, int]:
     """The key that says how long a row may be, and its tokens."""
-    part = next((part for part in _PARTS if reader.has(part)), "")
-    if part and not reader.has("cutoff_len"):
+    part = "" if reader.has("cutoff_len") else next((part for part in _PARTS if reader.has(part)), "")
+    if part:
         return part, sum(reader.integer(name, 512, low=1) or 512 for name in _PARTS)
     return "cutoff_len", reader.integer("cutoff_len", 2048, low=1) or 2048
 

@@ -41,7 +41,7 @@ _MODULES = ("core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj")
 def read(document: Document) -> Config:
     """Return what flags of Megatron-LM, or its YAML, say of a job."""
     reader = ConfigReader(document, "megatron", _SOFTWARE)
-    if MODEL_ARGS in document.data:
+    if isinstance(document.data.get(MODEL_ARGS), dict):
         reader.refer("launch", MODEL_ARGS, document=tested_script(document))
         return Config(document, "megatron", (), (), tuple(reader.references))
     path = reader.raw("yaml_cfg") if document.kind == "flags" else None

@@ -181,6 +181,7 @@ def test_no_known_key_is_taken_without_a_word(name: str, watched: Watched) -> No
 
 MEGATRON_BASES: tuple[dict[str, Any], ...] = (
     {},
+    {"transformer_impl": "local", "use_flash_attn": True},
     {"bf16": True, "fp8_format": "hybrid", "disable_bias_linear": True, "optimizer": "sgd"},
     {"bf16": True, "fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
     {"bf16": True, "use_precision_aware_optimizer": True, "use_distributed_optimizer": True, "save": "x"},
