@@ -272,18 +272,18 @@ class StepWriter(PassingTerms):
                 inside = self.grid.fixed.checkpoint == "reentrant-inside"
                 if self.grid.policies[0].treatment == "full" and treated and not inside:
                     self.units.recomputed(unit)
-                pinned = run.pin(0, gradient) if self.pins else []
+                pinned = run.pin(0, gradient) if self.pins and treated else []
                 run.pinned |= {gradient} & {*self.shared}
                 gradient = run.backward(self.log, gradient, None if self.units.accumulates(unit) else gradients)
                 self.shared += run.left(run.template.shared)
                 self.shared += [gradient] * (run.template.outgoing in run.template.shared and not self.pins)
                 self.units.leave_backward(unit, gradients)
-                live += pinned
+                live += [key for key in pinned if key not in live]  # a gradient may go through a segment's blocks
                 self._melt()
                 self._let_go(unit)
             if again is not runs:
                 runs[0].drop(self.log)
-        self.log.free_all(live)
+        self.log.free_all([key for key in live if key != gradient])
         return gradient
 
     def _embedding_backward(self, gradient: int, head: list[int]) -> None:

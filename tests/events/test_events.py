@@ -242,6 +242,17 @@ def test_fsdp_1_wraps_a_unit_in_the_compute_stream_and_uploads_its_shard_in_anot
     assert pools == ({COMPUTE: 100, UPLOAD: 40, GATHER: 80} if away else {COMPUTE: 80, GATHER: 80})
 
 
+@pytest.mark.parametrize("recompute", ["segments-8", "every-2"])
+def test_what_fsdp_1_holds_of_frozen_checkpoints_is_freed_once(recompute: str) -> None:
+    """A gradient that goes through several blocks, or comes to one that keeps all, has one owner in the end."""
+    words: dict[str, Any] = {"framework": "hf@4.39", "precision": "bf16", "zero": 3, "gpus": 2, "seq_len": 512}
+    left, usual = (
+        requested_at_end(list(step_events(*job("llama-2-7b", **words, lora="8:q", recompute=policy), 0)))
+        for policy in (recompute, "full")
+    )
+    assert left == usual
+
+
 def test_fsdp_1_casts_a_flat_gradient_that_is_reduced_in_fp32() -> None:
     """The root of Llama 3 8B is embedding, norm and head: 2 · 128,256 · 4,096 + 4,096 weights.
 
