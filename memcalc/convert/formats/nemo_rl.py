@@ -19,7 +19,7 @@ from typing import Any
 from memcalc.convert.config import Config, ConfigReader
 from memcalc.convert.document import Document, KeyPath
 from memcalc.convert.formats.base import Format, key_table
-from memcalc.errors import MissingError, ObjectiveError
+from memcalc.errors import MissingError, ObjectiveError, cut
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _MOST = 64
@@ -193,7 +193,7 @@ def _refuse_others(reader: ConfigReader) -> None:
     backend = reader.text("policy.generation.backend", "vllm")
     if backend not in ("vllm", "sglang"):
         raise ObjectiveError(
-            f"{name} generates by {backend} (policy.generation.backend): memcalc has figures for vllm and sglang."
+            f"{name} generates by {cut(backend)} (policy.generation.backend): memcalc has figures for vllm and sglang."
         )
     if reader.has("env.reward_model"):
         raise ObjectiveError(f"{name} judges by a reward model on GPUs of its own (env.reward_model): not counted.")

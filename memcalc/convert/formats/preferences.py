@@ -26,7 +26,7 @@ from memcalc.convert.objectives import (
     refuse_idle,
     refuse_method,
 )
-from memcalc.errors import ObjectiveError
+from memcalc.errors import ObjectiveError, cut
 
 
 def set_algorithm(reader: ConfigReader, method: str, key: str, stated: str, framework: str = "trl") -> str:
@@ -105,8 +105,8 @@ def refuse_reference(reader: ConfigReader, model: str, keys: tuple[str, ...], *,
         stated = reader.text(key)
         if stated.lower() not in ("", "false") and (adapters or stated not in (model, "true")):
             raise ObjectiveError(
-                f"{reader.document.path.name} has a reference model of its own ({key} {stated}): memcalc rl counts the "
-                f"policy's {'weights with its adapters off' if adapters else 'first weights'} alone."
+                f"{reader.document.path.name} has a reference model of its own ({key} {cut(stated)}): memcalc rl "
+                f"counts the policy's {'weights with its adapters off' if adapters else 'first weights'} alone."
             )
 
 

@@ -353,7 +353,7 @@ class VerlWorkers(Flags):
 
     def _refusal(self, key: str, value: Any, says: str) -> ObjectiveError:
         says = f"memcalc has no figures for {says} by verl's Megatron workers."
-        return ObjectiveError(f"{self.reader.document.path.name} sets {key} {value}: {says}")
+        return ObjectiveError(f"{self.reader.document.path.name} sets {key} {cut(str(value))}: {says}")
 
     def _refuse(self) -> None:
         """Refuse what has no figures, and a reference that is laid out or kept otherwise."""
