@@ -38,7 +38,7 @@ def test_a_run_on_a_full_card_is_tight_and_not_above_it(name: str) -> None:
     """Its figure lies between what is live and the whole card (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
     found, measured = predicted(name), run(name).measured.figures["device"]
     assert found.verdict == "tight"
-    assert found.flushes >= (name != "fmsliger-019")  # whose cache is given back in the first step alone
+    assert (found.flushes > 0) is (name != "fmsliger-019")  # whose cache is given back in the first step alone
     assert all(stage.device <= found.budget.capacity for stage in found.stages)
     assert found.interval.high == found.budget.capacity
     # nvidia-smi shows up to 0.2% more than what the driver calls the card's memory
